@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""opforge: custom GPU operators for PyTorch, and the toolkit they are made with.
+
+``opforge.<op>`` is a built-in operator, ``opforge.load(folder)`` one of your own.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+# name -> module; resolved on first use, so that importing opforge stays quick.
+_LAZY = {
+    "Backward": "opforge.op",
+    "Make": "opforge.op",
+    "Op": "opforge.op",
+    "load": "opforge.discover",
+    "launch_config": "opforge.launch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(import_module(_LAZY[name]), name)
+    elif name == "nn":
+        value = import_module("opforge.nn")
+    else:
+        # `from opforge import discover` would come back here for "discover"
+        discover = import_module("opforge.discover")
+        if name not in discover.builtin_names():
+            raise AttributeError(f"module 'opforge' has no attribute {name!r}")
+        value = discover.load(discover.BUILTIN_FOLDER / name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    discover = import_module("opforge.discover")
+    return sorted({*globals(), *_LAZY, "nn", *discover.builtin_names()})

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Argument checks derived from a record, and what became of an error raised inside a kernel.
+
+Nothing here runs on the hot path: the checks run with the fake kernel, with the reference, and when
+a kernel refused its arguments, to say why.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from opforge.op import Op
+from opforge.schema import Arg
+
+# host.h starts the message of a failed allocation with this text.
+ALLOCATION_FAILED = "opforge: out of memory"
+
+
+def check_arguments(op: Op, args: tuple[Any, ...]) -> None:
+    """Raise TypeError or ValueError for arguments that ``op`` does not take."""
+    expected = op.forward.args
+    if len(args) != len(expected):
+        names = ", ".join(a.name for a in expected)
+        raise TypeError(f"opforge.{op.name} takes {len(expected)} arguments ({names}), got {len(args)}")
+    tensors = {}
+    for arg, value in zip(expected, args, strict=True):
+        _check_kind(op, arg, value)
+        if isinstance(value, torch.Tensor):
+            _check_tensor(op, arg.name, value)
+            tensors[arg.name] = value
+    _check_one_device(op, tensors)
+    if op.validate is not None:
+        op.validate(*args)
+
+
+def _check_kind(op: Op, arg: Arg, value: Any) -> None:
+    wanted: tuple[type, ...] = {
+        "Tensor": (torch.Tensor,),
+        "float": (float, int, torch.SymFloat, torch.SymInt),
+        "int": (int, torch.SymInt),
+        "bool": (bool,),
+    }.get(arg.type.rstrip("?"), (object,))
+    if value is None and arg.type.endswith("?"):
+        return
+    if not isinstance(value, wanted):
+        what = {"Tensor": "a torch.Tensor", "float": "a number"}.get(arg.type, f"of type {arg.type}")
+        raise TypeError(f"opforge.{op.name}: {arg.name} must be {what}, got {type(value).__name__}")
+
+
+def _check_tensor(op: Op, name: str, tensor: torch.Tensor) -> None:
+    if tensor.layout != torch.strided:
+        raise TypeError(
+            f"opforge.{op.name}: {name} has layout {tensor.layout}; "
+            f"only dense tensors are supported, convert it with {name}.to_dense()"
+        )
+    if tensor.dtype not in op.dtypes:
+        names = ", ".join(str(d).removeprefix("torch.") for d in op.dtypes)
+        raise TypeError(
+            f"opforge.{op.name}: {name} has dtype {tensor.dtype}; supported: {names}. "
+            f"Convert it with {name}.to({op.dtypes[0]})"
+        )
+
+
+def _check_one_device(op: Op, tensors: dict[str, torch.Tensor]) -> None:
+    if len({t.device for t in tensors.values()}) > 1:
+        places = ", ".join(f"{name} on {t.device}" for name, t in tensors.items())
+        raise ValueError(
+            f"opforge.{op.name}: all tensors must be on one device, got {places}. "
+            "Move them with .to(device)"
+        )
+
+
+def explain(op: Op, args: tuple[Any, ...], error: Exception) -> Exception:
+    """The exception a user should see in place of ``error``, which came out of a call of ``op``."""
+    try:
+        check_arguments(op, args)
+    except (TypeError, ValueError) as reason:
+        return reason
+    if ALLOCATION_FAILED in str(error):
+        return torch.OutOfMemoryError(f"opforge.{op.name}: {error}")
+    return error

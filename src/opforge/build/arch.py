@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""GPU architectures: what to build for, and how nvcc wants it said."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import torch
+
+from opforge.errors import ToolchainError
+
+# Without a GPU to look at and without a wish: Ampere, Hopper and Blackwell servers, and Hopper PTX,
+# which the driver compiles for anything newer.
+DEFAULT = ("8.0", "9.0", "10.0", "9.0+PTX")
+
+FAMILIES = {
+    "turing": ("7.5",),
+    "ampere": ("8.0", "8.6"),
+    "ada": ("8.9",),
+    "hopper": ("9.0",),
+    "blackwell": ("10.0", "12.0"),
+}
+_NUMBER = re.compile(r"(\d+)\.(\d)([af]?)(\+PTX)?\Z")
+OLDEST = (7, 5)  # nvcc 13 dropped everything before Turing
+
+
+def select(wish: str | None = None) -> tuple[str, ...]:
+    """``--arch``, else TORCH_CUDA_ARCH_LIST, else the visible GPUs, else the default."""
+    if text := wish or os.environ.get("TORCH_CUDA_ARCH_LIST"):
+        return parse(text)
+    if torch.version.cuda is not None and torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        found = {torch.cuda.get_device_capability(i) for i in range(count)}
+        return tuple(f"{major}.{minor}" for major, minor in sorted(found))
+    return DEFAULT
+
+
+def parse(text: str) -> tuple[str, ...]:
+    """``"8.0;9.0+PTX"`` or ``"Ampere, Hopper"`` to a tuple of architectures."""
+    found: list[str] = []
+    for item in re.split(r"[;,\s]+", text.strip()):
+        name = item.removesuffix("+PTX")
+        if name.lower() in FAMILIES:
+            members = list(FAMILIES[name.lower()])
+            found += [*members[:-1], members[-1] + item[len(name) :]]
+        elif (match := _NUMBER.match(item)) and (int(match[1]), int(match[2])) >= OLDEST:
+            found.append(item)
+        else:
+            raise ToolchainError(
+                f"unknown GPU architecture {item!r}; use numbers from {OLDEST[0]}.{OLDEST[1]} up such "
+                f"as 9.0, 9.0a or 9.0+PTX, or a family: {', '.join(n.capitalize() for n in FAMILIES)}"
+            )
+    return tuple(dict.fromkeys(found))
+
+
+def nvcc_flags(archs: tuple[str, ...]) -> list[str]:
+    """-gencode for each architecture; ``+PTX`` embeds the intermediate code as well."""
+    flags = []
+    for arch in archs:
+        digits = arch.removesuffix("+PTX").replace(".", "")
+        if arch.removesuffix("+PTX") == arch or arch.removesuffix("+PTX") not in archs:
+            flags.append(f"-gencode=arch=compute_{digits},code=sm_{digits}")
+        if arch.endswith("+PTX"):
+            flags.append(f"-gencode=arch=compute_{digits},code=compute_{digits}")
+    return flags
+
+
+def covers(archs: tuple[str, ...], capability: tuple[int, int]) -> bool:
+    """Whether a library built for ``archs`` runs on a GPU of this compute capability."""
+    for arch in archs:
+        match = _NUMBER.match(arch)
+        if not match:
+            continue
+        major, minor = int(match[1]), int(match[2])
+        if match[3]:  # an `a` or `f` target runs on its own architecture alone
+            if (major, minor) == capability:
+                return True
+        elif major == capability[0] and minor <= capability[1]:
+            return True
+        elif match[4] and (major, minor) <= capability:
+            return True
+    return False

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``plan(op, target)``: what would be compiled, how, and under which key. Nothing is run here."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import platform
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+import opforge
+from opforge import settings
+from opforge.build import arch, toolchain
+from opforge.build.signature import signature_header
+from opforge.errors import RecordError, ToolchainError
+from opforge.op import Op
+
+TARGETS = ("cpu", "cuda")
+ABI = (2, 10)  # the LibTorch stable ABI every library is built for
+_SOURCES = {"cpu": "*.cpp", "cuda": "*.cu"}
+_INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
+INCLUDE_DIR = Path(__file__).parent.parent / "include"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One library to build, complete: the compiler runs these commands and nothing else."""
+
+    op: str
+    target: str
+    sources: tuple[Path, ...]
+    compile: tuple[str, ...]  # followed by: -o OBJECT SOURCE
+    link: tuple[str, ...]  # followed by: -o LIBRARY OBJECTS
+    signature: str  # the generated header
+    archs: tuple[str, ...]
+    cpu_flags: tuple[str, ...]  # what the CPU must have to run it
+    memory_per_job: int  # bytes a compile job may take
+    ingredients: dict[str, str] = field(repr=False)  # what the key is made of, by name
+    warning: str | None = None
+
+    @functools.cached_property
+    def key(self) -> str:
+        return hashlib.sha256(json.dumps(self.ingredients, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def entry(self) -> str:
+        """The name of its place in the cache."""
+        return f"{self.op}-{self.target}-{self.key[:20]}"
+
+    @property
+    def library(self) -> str:
+        return f"{self.op}-{self.target}.so"
+
+    @property
+    def facts(self) -> dict[str, object]:
+        """What a manifest says about the library."""
+        return {
+            "op": self.op,
+            "target": self.target,
+            "key": self.key,
+            "abi": list(ABI),
+            "machine": platform.machine(),
+            "archs": list(self.archs),
+            "cpu_flags": list(self.cpu_flags),
+            "built_with": self.ingredients["compiler"],
+            "opforge": opforge.__version__,
+            "ingredients": self.ingredients,
+        }
+
+
+def has_sources(op: Op, target: str) -> bool:
+    """Whether the op's folder has something to compile for this target."""
+    return op.folder is not None and any(op.folder.glob(_SOURCES[target]))
+
+
+def plan(op: Op, target: str, archs: str | None = None) -> Plan:
+    """What it takes to build ``op`` for ``target`` ("cpu" or "cuda")."""
+    if op.folder is None:
+        raise RecordError(f"{op.name} is not loaded from a folder")
+    if target not in TARGETS:
+        raise RecordError(f"unknown target {target!r}; targets are {', '.join(TARGETS)}")
+    sources = tuple(sorted(op.folder.glob(_SOURCES[target])))
+    if not sources:
+        raise RecordError(f"{op.name} has no {target} source ({_SOURCES[target]}) in {op.folder}")
+    if target == "cuda" and not settings.cuda_enabled():
+        raise ToolchainError("CUDA is turned off by USE_CUDA=0")
+    cxx = toolchain.find_cxx()
+    signature = signature_header(op)
+    common = [
+        "-std=c++20",
+        f"-DTORCH_TARGET_VERSION=0x{ABI[0]:02x}{ABI[1]:02x}000000000000",
+        f"-DOPFORGE_NAMESPACE={op.namespace}",
+        f"-DOPFORGE_DISPATCH_KEY={target.upper()}",
+    ]
+    if target == "cpu":
+        compiler, level = cxx, toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
+        flags = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *level]
+        flags += ["-g", "-O0"] if settings.debug() else ["-O3", "-DNDEBUG"]
+        chosen: tuple[str, ...] = ()
+        cpu_flags = ("avx2", "fma", "f16c", "bmi2") if level else ()
+        libraries = ["-ltorch_cpu"]
+        warning, memory = None, 1 << 30
+        extra_identity = {}
+    else:
+        toolkit = toolchain.find_cuda()
+        warning = toolchain.check_pair(toolkit, cxx)
+        compiler, chosen, cpu_flags = toolkit.nvcc, arch.select(archs), ()
+        flags = [*common, "-DUSE_CUDA", "-ccbin", cxx.path, "-Xcompiler=-fPIC,-fvisibility=hidden"]
+        flags += arch.nvcc_flags(chosen)
+        flags += (
+            ["-g", "-G", "-DOPFORGE_DEVICE_ASSERT"] if settings.debug() else ["-O3", "-DNDEBUG"]
+        )
+        # A CPU-only torch has no libtorch_cuda.so; the compiler puts an empty one in stubs/.
+        # A static CUDA runtime would break cluster launches, so the shared one is linked.
+        runtime = toolkit.runtime
+        libraries = ["-Lstubs", "-ltorch_cuda", "-ltorch_cpu", f"-L{runtime.parent}"]
+        libraries += [f"-l:{runtime.name}"]
+        memory = 2 << 30
+        extra_identity = {"host compiler": cxx.identity}
+    includes = [f"-I{p}" for p in (INCLUDE_DIR, op.folder, _torch_dir() / "include", ".")]
+    link = [cxx.path, "-shared", "-Wl,--no-as-needed", f"-L{_torch_dir() / 'lib'}", *libraries]
+    ingredients = {
+        "opforge": opforge.__version__,
+        "torch": torch.__version__,
+        "stable ABI": ".".join(map(str, ABI)),
+        "compiler": compiler.identity,
+        **extra_identity,
+        "flags": " ".join(flags),
+        "link": " ".join(libraries),
+        "architectures": " ".join(chosen),
+        "machine": platform.machine(),
+        "signature": signature_digest(op),
+        **_digests(sources, (op.folder, INCLUDE_DIR)),
+    }
+    return Plan(
+        op=op.name,
+        target=target,
+        sources=sources,
+        compile=(compiler.path, "-c", *flags, *includes),
+        link=tuple(link),
+        signature=signature,
+        archs=chosen,
+        cpu_flags=cpu_flags,
+        memory_per_job=memory,
+        ingredients=ingredients,
+        warning=warning,
+    )
+
+
+def signature_digest(op: Op) -> str:
+    """Identifies the C++ signatures that the record's schemas promise."""
+    return hashlib.sha256(signature_header(op).encode()).hexdigest()
+
+
+def _digests(sources: tuple[Path, ...], roots: tuple[Path, ...]) -> dict[str, str]:
+    """A digest for each source and each header it reaches beside itself or inside ``roots``.
+
+    Other headers belong to the compiler, CUDA or torch, whose versions are in the key already.
+    """
+    found: dict[str, str] = {}
+    queue = list(sources)
+    seen = set(queue)
+    while queue:
+        path = queue.pop()
+        text = path.read_bytes()
+        base = next((r for r in roots if path.is_relative_to(r)), None)
+        kind = "source" if path in sources else "header"
+        found[f"{kind} {path.relative_to(base) if base else path}"] = hashlib.sha256(text).hexdigest()
+        for name in _INCLUDE.findall(text.decode(errors="replace")):
+            for folder in (path.parent, *roots):
+                header = (folder / name).resolve()
+                if header.is_file():
+                    if header not in seen:
+                        seen.add(header)
+                        queue.append(header)
+                    break
+    return found
+
+
+@functools.cache
+def _torch_dir() -> Path:
+    return Path(torch.__file__).parent

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The three ways an op is called; all give the same result.
+
+1. No gradient needed: straight to the kernel, below autograd.
+2. A gradient needed, plain eager: an old-style ``autograd.Function`` around the two kernels. It
+   costs half of what registered autograd costs per call.
+3. ``torch.compile``, export, functorch transforms, tensor subclasses, dispatch modes: the
+   registered op with registered autograd, which they can see through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C import DispatchKey, DispatchKeySet
+
+from opforge import gradient
+from opforge.arguments import explain
+from opforge.op import Op
+
+_PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
+
+# Excluding these keys is what "below autograd" means. Autocast is done by then, in Python.
+_AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
+_ABOVE_KERNELS = (
+    _AUTOCAST_KEYS
+    | DispatchKeySet(DispatchKey.AutogradCPU)
+    | DispatchKeySet(DispatchKey.AutogradCUDA)
+    | DispatchKeySet(DispatchKey.AutogradMeta)
+    | DispatchKeySet(DispatchKey.AutogradOther)
+)
+
+
+def make_call(op: Op, overload: Any, grad: gradient.Gradient) -> Callable[..., Any]:
+    """The function behind ``op(...)``."""
+    slots = op.forward.tensor_slots
+    n_args = len(op.forward.args)
+    function = _eager_function(op, overload, grad)
+    cast = autocast_rule(op)
+    is_compiling = torch.compiler.is_compiling
+    exclude = torch._C._ExcludeDispatchKeyGuard
+    transforms_active = torch._C._are_functorch_transforms_active
+    dispatch_modes = torch._C._len_torch_dispatch_stack
+    function_modes = torch._C._len_torch_function_stack
+    autocast_enabled = torch._C._is_any_autocast_enabled
+    grad_enabled = torch.is_grad_enabled
+
+    def call(*args: Any) -> Any:
+        if is_compiling():
+            return overload(*args)
+        try:
+            if len(args) != n_args or transforms_active() or dispatch_modes() or function_modes():
+                return overload(*args)
+            needs_grad = False
+            for i in slots:
+                tensor = args[i]
+                if type(tensor) not in _PLAIN_TENSORS:
+                    if tensor is None:
+                        continue
+                    return overload(*args)
+                if tensor.requires_grad:
+                    needs_grad = True
+            if cast is not None and autocast_enabled():
+                args = cast(args)
+            if needs_grad and grad_enabled():
+                return function.apply(*args)
+            with exclude(_ABOVE_KERNELS):
+                return overload(*args)
+        except (RuntimeError, TypeError) as error:
+            reason = explain(op, args, error)
+            if reason is error:
+                raise
+            raise reason from None
+
+    return call
+
+
+def _eager_function(op: Op, overload: Any, grad: gradient.Gradient) -> Any:
+    """Path 2. ``forward`` takes ctx itself: a separate setup_context triples the cost."""
+    exclude = torch._C._ExcludeDispatchKeyGuard
+
+    def below(*values: Any) -> Any:
+        with exclude(_ABOVE_KERNELS):
+            return grad.run(*values)
+
+    def forward(ctx: Any, *args: Any) -> Any:
+        with exclude(_ABOVE_KERNELS):
+            output = overload(*args)
+        grad.save(ctx, args, output)
+        return output
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        # With create_graph the backward itself is differentiated: let autograd see it.
+        return grad.backward(ctx, grads, grad.run if torch.is_grad_enabled() else below)
+
+    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(f"{op.name}_eager", (torch.autograd.Function,), members)
+
+
+def autocast_rule(op: Op) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
+    """Casts the arguments as the record's ``autocast`` says."""
+    rule, slots = op.autocast, op.forward.tensor_slots
+    if rule is None:
+        return None
+
+    def cast(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        tensors = [args[i] for i in slots if isinstance(args[i], torch.Tensor)]
+        if not all(t.is_floating_point() and torch.is_autocast_enabled(t.device.type) for t in tensors):
+            return args
+        dtype = rule
+        if rule == "promote":
+            dtype = tensors[0].dtype
+            for tensor in tensors[1:]:
+                dtype = torch.promote_types(dtype, tensor.dtype)
+        elif any(t.dtype == torch.float64 for t in tensors):
+            return args  # autocast never narrows float64
+        return tuple(a.to(dtype) if isinstance(a, torch.Tensor) else a for a in args)
+
+    return cast

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds op folders and loads them. A folder inside the package and one on disk are handled alike."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from opforge.errors import RecordError
+from opforge.op import Op
+from opforge.register import register
+
+BUILTIN_FOLDER = Path(__file__).parent / "ops"
+BUILTIN_NAMESPACE = "opforge"
+_CONTENT = ("*.py", "*.cu", "*.cuh", "*.cpp", "*.h", "*.hpp")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A loaded op folder."""
+
+    op: Op
+    function: Callable[..., Any]
+    digest: str
+
+
+_by_folder: dict[Path, Loaded] = {}
+_by_name: dict[tuple[str, str], Loaded] = {}
+
+
+def builtin_names() -> list[str]:
+    """The ops that ship with opforge: every folder under ``ops/`` that has an ``op.py``."""
+    return sorted(p.parent.name for p in BUILTIN_FOLDER.glob("*/op.py"))
+
+
+def load(path: str | Path) -> Callable[..., Any]:
+    """Load the op in a folder and return its public function.
+
+    Loading a changed folder again gives the new version, beside the old one.
+    """
+    return load_folder(Path(path)).function
+
+
+def find(name_or_path: str) -> Op:
+    """The op behind a built-in name or a folder's path, as every command takes it."""
+    if name_or_path in builtin_names():
+        return load_folder(BUILTIN_FOLDER / name_or_path).op
+    if not Path(name_or_path).is_dir():
+        raise RecordError(
+            f"{name_or_path!r} is neither a built-in op ({', '.join(builtin_names())}) "
+            "nor an op folder"
+        )
+    return load_folder(Path(name_or_path)).op
+
+
+def load_folder(path: Path) -> Loaded:
+    """Load an op folder: import its op.py, register its record."""
+    folder = path.expanduser().resolve()
+    if not folder.is_dir():
+        raise RecordError(f"{path} is not a folder; an op is a folder with an op.py")
+    if not (folder / "op.py").is_file():
+        raise RecordError(f"{path} is no op folder: it has no op.py")
+    digest = _digest(folder)
+    known = _by_folder.get(folder)
+    if known is not None and known.digest == digest:
+        return known
+    module = _import(folder, digest)
+    op = _the_record(module, folder)
+    op.folder = folder
+    if folder.parent == BUILTIN_FOLDER:
+        op.namespace = BUILTIN_NAMESPACE
+    elif op.namespace == BUILTIN_NAMESPACE:
+        raise RecordError(f"{folder}: the namespace 'opforge' is the package's own; choose another")
+    if (op.namespace, op.name) in _by_name:
+        print(
+            f"opforge: {op.name} is loaded already in another version; "
+            f"this one is torch.ops.{op.namespace}_{digest[:8]}.{op.name}",
+            file=sys.stderr,
+        )
+        op.namespace = f"{op.namespace}_{digest[:8]}"
+    register(op)
+    loaded = Loaded(op, getattr(module, op.name, op), digest)
+    _by_folder[folder] = loaded
+    _by_name[op.namespace, op.name] = loaded
+    return loaded
+
+
+def _digest(folder: Path) -> str:
+    state = hashlib.sha256()
+    for file in sorted(f for pattern in _CONTENT for f in folder.glob(pattern)):
+        state.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+        state.update(file.read_bytes())
+    return state.hexdigest()
+
+
+def _import(folder: Path, digest: str) -> ModuleType:
+    inside = folder.parent == BUILTIN_FOLDER
+    name = f"opforge.ops.{folder.name}.op" if inside else f"opforge_op_{digest[:16]}"
+    spec = importlib.util.spec_from_file_location(name, folder / "op.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise RecordError(
+            f"{folder / 'op.py'} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+    return module
+
+
+def _the_record(module: ModuleType, folder: Path) -> Op:
+    records = {id(v): v for v in vars(module).values() if isinstance(v, Op)}
+    if len(records) != 1:
+        found = "no Op record" if not records else f"{len(records)} Op records"
+        raise RecordError(f"{folder / 'op.py'} has {found}; it must make exactly one: op = Op(...)")
+    return next(iter(records.values()))

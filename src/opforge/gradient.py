@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How an op is differentiated: what is saved and which gradient goes where, resolved by name once.
+
+A backward's parameters say all of it. ``grad_y`` is the gradient of output ``y``; ``x`` or ``y`` is
+that input or output, saved; ``x_shape`` is the shape of ``x`` without keeping ``x`` alive;
+``needs_x`` tells whether anybody asked for the gradient of ``x``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opforge.errors import RecordError
+from opforge.op import Backward, as_tuple
+from opforge.schema import Schema, parse
+
+
+class Gradient:
+    """The backward of one forward schema, ready to be wired into autograd."""
+
+    def __init__(
+        self, forward: Schema, parameters: list[str], targets: list[str], run: Callable[..., Any]
+    ) -> None:
+        self.run = run  # called with the backward's parameters, in order
+        inputs = [a.name for a in forward.args]
+        outputs = [r.name for r in forward.returns]
+        self._n_inputs = len(inputs)
+        self._targets = [inputs.index(t) for t in targets]
+        # Where each parameter comes from: (kind, position).
+        self._sources: list[tuple[str, int]] = []
+        self._saved: list[tuple[str, int]] = []
+        self._kept: list[tuple[str, int]] = []
+        for name in parameters:
+            self._sources.append(self._resolve(name, forward, inputs, outputs))
+
+    def _resolve(
+        self, name: str, forward: Schema, inputs: list[str], outputs: list[str]
+    ) -> tuple[str, int]:
+        if name.startswith("grad_") and name[5:] in outputs:
+            return "grad", outputs.index(name[5:])
+        if name.startswith("needs_") and name[6:] in inputs:
+            return "needs", inputs.index(name[6:])
+        if name in outputs:
+            self._saved.append(("output", outputs.index(name)))
+            return "saved", len(self._saved) - 1
+        if name in inputs:
+            position = inputs.index(name)
+            store, kind = (
+                (self._saved, "saved") if forward.args[position].is_tensor else (self._kept, "kept")
+            )
+            store.append(("input", position))
+            return kind, len(store) - 1
+        if name.endswith("_shape") and name[:-6] in inputs:
+            self._kept.append(("shape", inputs.index(name[:-6])))
+            return "kept", len(self._kept) - 1
+        raise RecordError(
+            f"the backward of {forward.name} asks for {name!r}, which is none of: "
+            f"grad_<output> ({', '.join('grad_' + o for o in outputs)}), an input or output "
+            f"({', '.join([*inputs, *outputs])}), <input>_shape, needs_<input>"
+        )
+
+    def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keep on ``ctx`` what the backward will ask for, and nothing else."""
+        outputs = as_tuple(output)
+        ctx.save_for_backward(
+            *[outputs[i] if kind == "output" else inputs[i] for kind, i in self._saved]
+        )
+        ctx.kept = [inputs[i].shape if kind == "shape" else inputs[i] for kind, i in self._kept]
+
+    def backward(self, ctx: Any, grads: tuple[Any, ...], run: Callable[..., Any]) -> Any:
+        """Gradients for every forward argument, None where there is none."""
+        saved = ctx.saved_tensors
+        values = []
+        for kind, i in self._sources:
+            if kind == "grad":
+                values.append(grads[i])
+            elif kind == "saved":
+                values.append(saved[i])
+            elif kind == "kept":
+                values.append(ctx.kept[i])
+            else:
+                values.append(ctx.needs_input_grad[i])
+        results = as_tuple(run(*values))
+        if len(results) != len(self._targets):
+            raise RecordError(
+                f"the backward returned {len(results)} gradients for {len(self._targets)} tensor inputs"
+            )
+        aligned: list[Any] = [None] * self._n_inputs
+        for position, result in zip(self._targets, results, strict=True):
+            if ctx.needs_input_grad[position]:
+                aligned[position] = result
+        return aligned[0] if self._n_inputs == 1 else tuple(aligned)
+
+
+def of_function(forward: Schema, function: Callable[..., Any]) -> Gradient:
+    """A backward in plain PyTorch: one gradient per tensor input, in order."""
+    parameters = list(inspect.signature(function).parameters)
+    return Gradient(forward, parameters, [a.name for a in forward.args if a.is_tensor], function)
+
+
+def of_op(forward: Schema, backward: Schema, run: Callable[..., Any]) -> Gradient:
+    """A backward that is an op: its returns are named ``grad_<input>``."""
+    targets = []
+    for result in backward.returns:
+        target = result.name.removeprefix("grad_")
+        if target == result.name or target not in [a.name for a in forward.args if a.is_tensor]:
+            raise RecordError(
+                f"{backward.name} returns {result.name!r}; a backward's returns are named "
+                f"grad_<input>, and the tensor inputs of {forward.name} are "
+                f"{', '.join(a.name for a in forward.args if a.is_tensor)}"
+            )
+        targets.append(target)
+    return Gradient(forward, [a.name for a in backward.args], targets, run)
+
+
+def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
+    """The backward of an op that declares none: the vector-Jacobian product of its reference."""
+    inputs = [a for a in forward.args if a.is_tensor]
+    grads = ", ".join(f"Tensor grad_{r.name}" for r in forward.returns)
+    args = ", ".join(f"{a.type} {a.name}" for a in forward.args)
+    returns = ", ".join(f"Tensor grad_{a.name}" for a in inputs)
+    slots = forward.tensor_slots
+    n_grads = len(forward.returns)
+
+    def vjp(*values: Any) -> tuple[torch.Tensor, ...]:
+        grads, arguments = values[:n_grads], list(values[n_grads:])
+        # This may run below autograd, with its dispatch keys excluded: bring them back.
+        with torch._C._ForceDispatchKeyGuard(_NO_KEYS, _NO_KEYS), torch.enable_grad():
+            for i in slots:
+                if arguments[i] is not None:
+                    arguments[i] = arguments[i].detach().requires_grad_()
+            leaves = [arguments[i] for i in slots if arguments[i] is not None]
+            outputs = as_tuple(reference(*arguments))
+            found = iter(torch.autograd.grad(outputs, leaves, grads, allow_unused=True))
+        results = []
+        for i in slots:
+            # An input that was None has no gradient, but the op must return a tensor for it.
+            gradient = None if arguments[i] is None else next(found)
+            shape = (0,) if arguments[i] is None else arguments[i].shape
+            like = grads[0] if arguments[i] is None else arguments[i]
+            results.append(like.new_zeros(shape) if gradient is None else gradient)
+        return tuple(results) if len(results) > 1 else results[0]
+
+    return Backward(f"{forward.name}_backward({grads}, {args}) -> ({returns})", vjp)
+
+
+_NO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+
+__all__ = ["Gradient", "derive", "of_function", "of_op", "parse"]

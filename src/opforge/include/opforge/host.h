@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host side of a kernel on LibTorch's stable ABI: tensor checks, dispatch by dtype, allocation,
+// the current stream, and registration. The only opforge header that knows torch.
+#pragma once
+
+#include <opforge/types.h>
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "opforge_signatures.h"  // generated from the record by every build
+
+#if defined(USE_CUDA)
+#include <opforge/launch.h>
+#include <torch/csrc/stable/accelerator.h>
+#endif
+
+namespace opforge {
+
+using torch::stable::Tensor;
+
+template <class... Parts>
+[[noreturn]] inline void fail(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+
+// Guards memory safety. The record's validate() gives the user the full story.
+#define OPFORGE_CHECK(condition, ...) \
+  do {                                \
+    if (!(condition)) [[unlikely]]    \
+      ::opforge::fail(__VA_ARGS__);   \
+  } while (0)
+
+enum class DType { f32, f16, bf16, f64 };
+
+inline DType dtype_of(const Tensor& x) {
+  static const int32_t f32 = aoti_torch_dtype_float32(), f16 = aoti_torch_dtype_float16(),
+                       bf16 = aoti_torch_dtype_bfloat16(), f64 = aoti_torch_dtype_float64();
+  int32_t code = -1;
+  aoti_torch_get_dtype(x.get(), &code);
+  if (code == f32) return DType::f32;
+  if (code == f16) return DType::f16;
+  if (code == bf16) return DType::bf16;
+  if (code == f64) return DType::f64;
+  fail("unsupported dtype");
+}
+
+// Calls f with a value whose ::type is the element type: dispatch(d, [&]<class T>(Type<T>) {...}).
+template <class T>
+struct Type {
+  using type = T;
+};
+
+template <class F>
+inline decltype(auto) dispatch(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::f32:
+      return f(Type<float>{});
+    case DType::f16:
+      return f(Type<half>{});
+    case DType::bf16:
+      return f(Type<bfloat16>{});
+    default:
+      return f(Type<double>{});
+  }
+}
+
+inline std::span<const int64_t> sizes(const Tensor& x) {
+  const auto s = x.sizes();
+  return {s.data(), s.size()};
+}
+
+inline std::span<const int64_t> strides(const Tensor& x) {
+  const auto s = x.strides();
+  return {s.data(), s.size()};
+}
+
+template <class T>
+inline const T* data(const Tensor& x) {
+  return static_cast<const T*>(x.const_data_ptr());
+}
+
+template <class T>
+inline T* mutable_data(const Tensor& x) {
+  return static_cast<T*>(x.mutable_data_ptr());
+}
+
+inline Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int64_t> strides,
+                            int32_t dtype, const Tensor& like) {
+  int32_t device_type = 0, device_index = 0;
+  aoti_torch_get_device_type(like.get(), &device_type);
+  aoti_torch_get_device_index(like.get(), &device_index);
+  AtenTensorHandle handle = nullptr;
+  const auto code =
+      aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), dtype,
+                               device_type, device_index, &handle);
+  if (code != AOTI_TORCH_SUCCESS) {
+    int64_t count = 1;
+    for (const int64_t n : sizes) count *= n;
+    fail("opforge: out of memory allocating ", count, " elements of ",
+         aoti_torch_dtype_element_size(dtype), " bytes");
+  }
+  return Tensor(handle);
+}
+
+inline int32_t dtype_code(const Tensor& x) {
+  int32_t code = -1;
+  aoti_torch_get_dtype(x.get(), &code);
+  return code;
+}
+
+// A new contiguous tensor on the device of `like`.
+inline Tensor empty(std::span<const int64_t> sizes, int32_t dtype, const Tensor& like) {
+  int64_t strides[64];
+  int64_t step = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = step;
+    step *= sizes[i] > 0 ? sizes[i] : 1;
+  }
+  return empty_strided(sizes, {strides, sizes.size()}, dtype, like);
+}
+
+inline Tensor empty(std::span<const int64_t> sizes, const Tensor& like) {
+  return empty(sizes, dtype_code(like), like);
+}
+
+// A new tensor with the strides torch.empty_like gives, as records with `like` promise.
+inline Tensor empty_like(const Tensor& x) {
+  if (x.is_contiguous()) return empty(sizes(x), x);
+  StableIValue stack[6] = {torch::stable::detail::from(x),
+                           torch::stable::detail::from(std::nullopt),
+                           torch::stable::detail::from(std::nullopt),
+                           torch::stable::detail::from(std::nullopt),
+                           torch::stable::detail::from(std::nullopt),
+                           torch::stable::detail::from(std::nullopt)};
+  OPFORGE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION) ==
+                    AOTI_TORCH_SUCCESS,
+                "opforge: out of memory allocating ", x.numel(), " elements");
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// A contiguous copy, for the rare layout a kernel has no path for.
+inline Tensor contiguous(const Tensor& x) {
+  if (x.is_contiguous()) return x;
+  StableIValue stack[2] = {torch::stable::detail::from(x),
+                           torch::stable::detail::from(std::nullopt)};
+  stack[1] = torch::stable::detail::from(aoti_torch_memory_format_contiguous_format());
+  OPFORGE_CHECK(torch_call_dispatcher("aten::contiguous", "", stack, TORCH_ABI_VERSION) ==
+                    AOTI_TORCH_SUCCESS,
+                "opforge: out of memory copying ", x.numel(), " elements");
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+inline bool same_device(const Tensor& a, const Tensor& b) {
+  int32_t ta = 0, tb = 0;
+  aoti_torch_get_device_type(a.get(), &ta);
+  aoti_torch_get_device_type(b.get(), &tb);
+  return ta == tb && a.get_device_index() == b.get_device_index();
+}
+
+inline bool same_shape(const Tensor& a, const Tensor& b) {
+  const auto sa = sizes(a), sb = sizes(b);
+  return std::equal(sa.begin(), sa.end(), sb.begin(), sb.end());
+}
+
+// Runs body(begin, end) over [0, n) on torch's own threads, at least `grain` indices to a thread.
+template <class F>
+inline void parallel_for(int64_t n, int64_t grain, const F& body) {
+  if (n <= grain) {
+    if (n > 0) body(int64_t(0), n);
+    return;
+  }
+  torch_parallel_for(
+      0, n, grain,
+      [](int64_t begin, int64_t end, void* context) {
+        (*static_cast<const F*>(context))(begin, end);
+      },
+      const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+inline int64_t thread_count() {
+  uint32_t count = 1;
+  torch_get_num_threads(&count);
+  return count;
+}
+
+#if defined(USE_CUDA)
+using torch::stable::accelerator::DeviceGuard;
+
+inline cudaStream_t current_stream(const Tensor& x) {
+  void* stream = nullptr;
+  OPFORGE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream) ==
+                    AOTI_TORCH_SUCCESS,
+                "opforge: torch has no current CUDA stream");
+  return static_cast<cudaStream_t>(stream);
+}
+#endif
+
+// --- registration -------------------------------------------------------------------------------
+
+namespace detail {
+template <class F>
+struct Plain;
+template <class R, class... A>
+struct Plain<R (*)(A...)> {
+  using type = R(std::remove_cvref_t<A>...);
+};
+}  // namespace detail
+
+// Named so that the compiler's note about it shows both types.
+template <class FromSchema, class InCpp>
+struct OpforgeSignature {
+  static constexpr bool agree = std::is_same_v<FromSchema, InCpp>;
+};
+
+#define OPFORGE_IMPL(op, function) \
+  OPFORGE_IMPL_(op, function, OPFORGE_NAMESPACE, OPFORGE_DISPATCH_KEY)
+#define OPFORGE_IMPL_(op, function, ns, key)                                                  \
+  static_assert(                                                                              \
+      ::opforge::OpforgeSignature<                                                            \
+          ::opforge::schema::op, typename ::opforge::detail::Plain<decltype(&function)>::type \
+          >::agree,                                                                           \
+      "opforge: the record's " OPFORGE_SCHEMA_##op ", but `" #function "` is another");       \
+  STABLE_TORCH_LIBRARY_IMPL(ns, key, library) { library.impl(#op, TORCH_BOX(&function)); }
+
+}  // namespace opforge

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``Op``, the record that declares an operator. Everything else is derived from it.
+
+An op folder's ``op.py`` makes exactly one ``Op``. Names tie its parts together: a backward asks for
+``grad_<output>``, for inputs and outputs it wants saved (by their names), for ``<input>_shape`` and
+for ``needs_<input>``, and gets just those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+import opforge.schema as schemas
+from opforge.errors import RecordError
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+DEFAULT_NAMESPACE = "opforge_user"
+
+
+@dataclass(frozen=True)
+class Backward:
+    """The backward op: a schema and a reference of its own, like the forward's."""
+
+    schema: str
+    reference: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The fewest bytes an op must move and the operations it must do."""
+
+    bytes: int
+    operations: int
+
+
+@dataclass(frozen=True)
+class Make:
+    """Makes the tensors of a case: ``make(8, 33)`` is a random tensor of that shape."""
+
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    seed: int = 0
+    requires_grad: bool = False
+    _made: list[int] = field(default_factory=list, repr=False)
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        # The generator lives on the CPU so that a case is the same on every device.
+        self._made.append(1)
+        generator = torch.Generator().manual_seed(self.seed * 1009 + len(self._made))
+        values = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return values.to(self.device, self.dtype).requires_grad_(self.requires_grad)
+
+
+@dataclass(eq=False)
+class Op:
+    """Declares one operator.
+
+    Args:
+        schema: ``"name(Tensor x, float scale) -> Tensor y"``; every argument and return is named.
+        reference: the math in plain PyTorch, the definition of truth; takes the schema's arguments.
+        backward: a :class:`Backward` (an op with kernels), or a function in plain PyTorch that
+            returns one gradient per tensor input. Without it the gradient is the VJP of the
+            reference.
+        dtypes: what every tensor argument may have.
+        validate: raises ValueError or TypeError for arguments the reference would accept but the
+            op does not, with a message that names the argument.
+        cases: yields argument tuples, given a :class:`Make`.
+        operations: arithmetic operations per call, for the roofline; bytes follow from the tensors.
+        like: the tensor input whose strides the output takes. By default outputs are contiguous.
+        pointwise: every output element depends on one element of each (broadcast) input.
+        autocast: what autocast does to the inputs: ``"promote"`` to the widest of them, a dtype,
+            or nothing.
+        namespace: ``torch.ops.<namespace>``; ``opforge`` for the built-in ops.
+    """
+
+    schema: str = ""
+    reference: Callable[..., Any] | None = None
+    backward: Backward | Callable[..., Any] | None = None
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    validate: Callable[..., None] | None = None
+    cases: Callable[[Make], Iterable[tuple[Any, ...]]] | None = None
+    operations: Callable[..., int] | None = None
+    like: str | None = None
+    pointwise: bool = False
+    autocast: Literal["promote"] | torch.dtype | None = None
+    namespace: str = DEFAULT_NAMESPACE
+
+    # Set when the op is loaded from its folder.
+    folder: Path | None = field(default=None, init=False)
+    _call: Callable[..., Any] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.schema:
+            raise RecordError(
+                "the record has no schema; give one, as in "
+                "Op(schema='relu(Tensor x) -> Tensor y', reference=torch.relu)"
+            )
+        self.forward = schemas.parse(self.schema)
+        if self.reference is None:
+            raise RecordError(
+                f"the record of {self.name} has no reference; pass reference=<a function in plain "
+                "PyTorch that computes the op>"
+            )
+        if self.like is not None and self.like not in self._tensor_names():
+            raise RecordError(
+                f"the record of {self.name} says like={self.like!r}, "
+                f"but its tensor inputs are {', '.join(self._tensor_names())}"
+            )
+        schemas.check_name(self.namespace, "namespace")
+
+    @property
+    def name(self) -> str:
+        return self.forward.name
+
+    @property
+    def kernels(self) -> tuple[schemas.Schema, ...]:
+        """The schemas that C++ implements: the forward and, where there is one, the backward op."""
+        if isinstance(self.backward, Backward):
+            return (self.forward, schemas.parse(self.backward.schema))
+        return (self.forward,)
+
+    def __call__(self, *args: Any) -> Any:
+        """Run the op on the schema's arguments, all of them, in order."""
+        if self._call is None:
+            raise RecordError(f"{self.name} is not loaded; use opforge.load(<its folder>)")
+        return self._call(*args)
+
+    def iter_cases(self, make: Make) -> Iterator[tuple[Any, ...]]:
+        """The record's cases, checked against the schema."""
+        if self.cases is None:
+            raise RecordError(f"the record of {self.name} has no cases; add a generator of inputs")
+        for case in self.cases(make):
+            if len(case) != len(self.forward.args):
+                raise RecordError(
+                    f"a case of {self.name} has {len(case)} values, "
+                    f"its schema {self.schema!r} has {len(self.forward.args)} arguments"
+                )
+            yield case
+
+    def cost(self, *args: Any) -> Cost:
+        """Every tensor of the schema read or written once, and the record's operation count."""
+        fakes = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in args]
+        outputs = getattr(torch.ops, self.namespace).__getattr__(self.name)(*fakes)
+        tensors = [a for a in (*args, *as_tuple(outputs)) if isinstance(a, torch.Tensor)]
+        moved = sum(t.numel() * t.element_size() for t in tensors)
+        return Cost(moved, self.operations(*args) if self.operations else 0)
+
+    def _tensor_names(self) -> list[str]:
+        return [a.name for a in self.forward.args if a.is_tensor]
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    """One output or several, as a tuple."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)

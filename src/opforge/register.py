@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Registers what a record declares with torch: schema, fake, autograd, autocast and vmap.
+
+All of it happens in Python, before any binary exists. The implementation registered here is a
+fallback under every device: on the first call it loads the compiled kernel, which torch then prefers
+for its device, or else runs the reference (never for a CUDA tensor).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.library import Library
+
+from opforge import gradient
+from opforge.arguments import check_arguments
+from opforge.calls import _AUTOCAST_KEYS, autocast_rule, make_call
+from opforge.op import Backward, Op, as_tuple
+from opforge.schema import Schema, parse
+
+# A Library unregisters when it is collected; ops live as long as the process.
+_libraries: list[Library] = []
+
+
+def register(op: Op) -> None:
+    """Register ``op`` and its backward under ``torch.ops.<namespace>`` and make it callable."""
+    library = Library(op.namespace, "FRAGMENT")
+    _libraries.append(library)
+    reference = op.reference
+    assert reference is not None  # the record refuses to be made without one
+
+    def checked(*args: Any) -> Any:
+        check_arguments(op, args)
+        return reference(*args)
+
+    _define(library, op, op.forward, checked, like=op.like, pointwise=op.pointwise)
+    grad = _register_backward(library, op)
+    _register_autograd(library, op, op.forward, grad)
+    if cast := autocast_rule(op):
+        _register_autocast(library, op, cast)
+    op._call = make_call(op, _overload(op, op.forward), grad)
+
+
+def _register_backward(library: Library, op: Op) -> gradient.Gradient:
+    if callable(op.backward):
+        return gradient.of_function(op.forward, op.backward)
+    if op.backward is None:
+        return _register_derived(library, op, op.forward, op.reference)
+    schema = parse(op.backward.schema)
+    grad = gradient.of_op(op.forward, schema, None)
+    _define(library, op, schema, op.backward.reference, like=_like_of_backward(op, schema),
+            pointwise=op.pointwise and len(schema.returns) == 1)
+    grad.run = _overload(op, schema)
+    # Double backward: the VJP of the backward's reference.
+    _register_autograd(library, op, schema, _register_derived(library, op, schema, op.backward.reference))
+    return grad
+
+
+def _register_derived(
+    library: Library, op: Op, forward: Schema, reference: Callable[..., Any] | None
+) -> gradient.Gradient:
+    """An op for the VJP of a reference: opaque to tracing, differentiable no further."""
+    assert reference is not None
+    derived = gradient.derive(forward, reference)
+    schema = parse(derived.schema)
+    library.define(schema.text)
+    n_grads = len(forward.returns)
+
+    def fake(*values: Any) -> Any:
+        arguments = [values[n_grads + i] for i in forward.tensor_slots]
+        outputs = tuple(
+            values[0].new_empty((0,)) if a is None else a.new_empty(a.shape) for a in arguments
+        )
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    def implementation(*values: Any) -> Any:
+        return _fresh(derived.reference(*values), values, None)
+
+    def unsupported(ctx: Any, *grads: Any) -> Any:
+        raise NotImplementedError(
+            f"opforge.{op.name}: gradients of this order are not supported for {forward.name}"
+        )
+
+    qualified = f"{op.namespace}::{schema.name}"
+    library.impl(schema.name, implementation, "CompositeExplicitAutograd")
+    torch.library.register_fake(qualified, fake, lib=library)
+    torch.library.register_autograd(qualified, unsupported, lib=library)
+    _register_vmap(library, op, schema, pointwise=False)
+    return gradient.of_op(forward, schema, _overload(op, schema))
+
+
+def _define(
+    library: Library,
+    op: Op,
+    schema: Schema,
+    reference: Callable[..., Any],
+    like: str | None,
+    pointwise: bool,
+) -> None:
+    """Schema, fallback, fake kernel and vmap of one function."""
+    library.define(schema.text, tags=(torch.Tag.pt2_compliant_tag,))
+    like_slot = None if like is None else [a.name for a in schema.args].index(like)
+    overload = _overload(op, schema)
+
+    def fallback(*args: Any) -> Any:
+        from opforge.build import load  # the builder is not needed until a first call
+
+        tensor = next(a for a in args if isinstance(a, torch.Tensor))
+        if load.ensure(op, schema.name, tensor.device.type):
+            return overload(*args)
+        return _fresh(reference(*args), args, like_slot)
+
+    def fake(*args: Any) -> Any:
+        outputs = as_tuple(reference(*args))
+        made = tuple(_empty(o, args, like_slot) for o in outputs)
+        return made if len(made) > 1 else made[0]
+
+    library.impl(schema.name, fallback, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{op.namespace}::{schema.name}", fake, lib=library)
+    _register_vmap(library, op, schema, pointwise)
+
+
+def _register_autograd(library: Library, op: Op, schema: Schema, grad: gradient.Gradient) -> None:
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grad.backward(ctx, grads, grad.run)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        grad.save(ctx, inputs, output)
+
+    name = f"{op.namespace}::{schema.name}"
+    torch.library.register_autograd(name, backward, setup_context=setup_context, lib=library)
+
+
+def _register_autocast(library: Library, op: Op, cast: Callable[..., tuple[Any, ...]]) -> None:
+    overload = _overload(op, op.forward)
+
+    def autocast(*args: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
+            return overload(*cast(args))
+
+    for key in ("AutocastCPU", "AutocastCUDA"):
+        library.impl(op.name, autocast, key)
+
+
+def _register_vmap(library: Library, op: Op, schema: Schema, pointwise: bool) -> None:
+    overload = _overload(op, schema)
+
+    def pointwise_rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        """Batch dims go to the front; ranks are aligned so that broadcasting stays per sample."""
+        batched = [d is not None for d in in_dims]
+        rank = max(
+            a.dim() - b for a, b in zip(args, batched, strict=True) if isinstance(a, torch.Tensor)
+        )
+        moved = list(args)
+        for i, dim in enumerate(in_dims):
+            if dim is not None:
+                front = args[i].movedim(dim, 0)
+                moved[i] = front.reshape(front.shape[0], *[1] * (rank + 1 - front.dim()), *front.shape[1:])
+        return overload(*moved), 0
+
+    def loop_rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
+        """One call per sample: right for every op."""
+        samples = [
+            overload(*[a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)])
+            for i in range(info.batch_size)
+        ]
+        if isinstance(samples[0], torch.Tensor):
+            return torch.stack(samples), 0
+        return tuple(torch.stack(parts) for parts in zip(*samples, strict=True)), (0,) * len(samples[0])
+
+    rule = pointwise_rule if pointwise else loop_rule
+    torch.library.register_vmap(f"{op.namespace}::{schema.name}", rule, lib=library)
+
+
+def _like_of_backward(op: Op, schema: Schema) -> str | None:
+    """Gradients take the layout of what they are the gradient of, where that was saved."""
+    if op.like is None:
+        return None
+    names = [a.name for a in schema.args]
+    return next((n for n in (op.like, op.forward.returns[0].name) if n in names), None)
+
+
+def _empty(output: torch.Tensor, args: tuple[Any, ...], like_slot: int | None) -> torch.Tensor:
+    """Storage for an output by the package's rule: contiguous, or with the strides of ``like``."""
+    if like_slot is not None and args[like_slot].shape == output.shape:
+        return torch.empty_like(args[like_slot], dtype=output.dtype)
+    return torch.empty(output.shape, dtype=output.dtype, device=output.device)
+
+
+def _fresh(result: Any, args: tuple[Any, ...], like_slot: int | None) -> Any:
+    """A reference's outputs with the promised strides, never aliasing an input."""
+    inputs = {a.untyped_storage()._cdata for a in args if isinstance(a, torch.Tensor)}
+    made = []
+    for output in as_tuple(result):
+        wanted = _empty(output, args, like_slot) if like_slot is not None else None
+        strides = wanted.stride() if wanted is not None else None
+        fits = output.is_contiguous() if strides is None else output.stride() == strides
+        if fits and output.untyped_storage()._cdata not in inputs:
+            made.append(output)
+        else:
+            made.append((wanted if wanted is not None else _empty(output, args, None)).copy_(output))
+    return tuple(made) if isinstance(result, (tuple, list)) else made[0]
+
+
+def _overload(op: Op, schema: Schema) -> Any:
+    return getattr(getattr(torch.ops, op.namespace), schema.name).default

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Schema strings: parsed once, and translated into the C++ signature they promise."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from opforge.errors import RecordError
+
+NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
+
+# What the stable ABI can carry, and the C++ type a kernel receives for it.
+_CPP = {
+    "Tensor": "torch::stable::Tensor",
+    "Tensor?": "std::optional<torch::stable::Tensor>",
+    "int": "int64_t",
+    "float": "double",
+    "bool": "bool",
+    "int?": "std::optional<int64_t>",
+    "float?": "std::optional<double>",
+    "bool?": "std::optional<bool>",
+    "int[]": "std::vector<int64_t>",
+    "int[]?": "std::optional<std::vector<int64_t>>",
+    "Tensor[]": "std::vector<torch::stable::Tensor>",
+}
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One argument or return of a schema."""
+
+    name: str
+    type: str  # "Tensor", "Tensor?", "int[]", ...
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.type in ("Tensor", "Tensor?")
+
+
+@dataclass(frozen=True)
+class Schema:
+    """A parsed schema such as ``relu(Tensor x) -> Tensor y``."""
+
+    text: str
+    name: str
+    args: tuple[Arg, ...]
+    returns: tuple[Arg, ...]
+
+    @property
+    def tensor_slots(self) -> tuple[int, ...]:
+        """Positions of the tensor arguments."""
+        return tuple(i for i, a in enumerate(self.args) if a.is_tensor)
+
+    @property
+    def cpp_signature(self) -> str:
+        """The C++ function type a kernel for this schema must have."""
+        returns = [_CPP[r.type] for r in self.returns]
+        result = returns[0] if len(returns) == 1 else f"std::tuple<{', '.join(returns)}>"
+        return f"{result}({', '.join(_CPP[a.type] for a in self.args)})"
+
+
+def check_name(name: str, what: str = "op name") -> str:
+    """Refuse anything that is not a plain lower-case identifier, before it becomes a path."""
+    if not NAME.match(name):
+        raise RecordError(
+            f"{what} {name!r} is not usable: it must be a lower-case identifier "
+            "(letters, digits and _, not starting with a digit)"
+        )
+    return name
+
+
+def parse(text: str) -> Schema:
+    """Parse a schema string; every argument and return must be named."""
+    try:
+        parsed = torch._C.parse_schema(text)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise RecordError(f"schema {text!r} does not parse: {reason}") from None
+    name = check_name(parsed.name.split("::")[-1])
+    args = tuple(_arg(a, text) for a in parsed.arguments)
+    returns = tuple(_arg(r, text) for r in parsed.returns)
+    if not returns:
+        raise RecordError(f"schema {text!r} returns nothing; an op returns at least one tensor")
+    return Schema(text.strip(), name, args, returns)
+
+
+def _arg(argument: torch.Argument, text: str) -> Arg:
+    if not argument.name:
+        raise RecordError(
+            f"schema {text!r}: every argument and return needs a name, "
+            "as in 'relu(Tensor x) -> Tensor y'"
+        )
+    if argument.alias_info is not None:
+        raise RecordError(
+            f"schema {text!r}: {argument.name} is marked as aliased or mutated; "
+            "ops are functional, return a new tensor instead"
+        )
+    type_name = _type_name(str(argument.type))
+    if type_name not in _CPP:
+        raise RecordError(
+            f"schema {text!r}: {argument.name} has type {type_name}, which the stable ABI does not "
+            f"carry. Use one of {', '.join(_CPP)} (a number is float or int, never Scalar)"
+        )
+    return Arg(argument.name, type_name)
+
+
+def _type_name(jit_type: str) -> str:
+    """``Optional[List[int]]``, as torch prints it, to ``int[]?``, as schemas write it."""
+    if match := re.fullmatch(r"Optional\[(.*)\]", jit_type):
+        return _type_name(match[1]) + "?"
+    if match := re.fullmatch(r"List\[(.*)\]", jit_type):
+        return _type_name(match[1]) + "[]"
+    return {"number": "Scalar", "SymInt": "int"}.get(jit_type, jit_type)

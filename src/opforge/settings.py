@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every environment variable opforge reads, in one place. Read at use, so tests can set them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import platformdirs
+
+# name -> what it does; `opforge doctor` prints the ones that are set.
+VARIABLES = {
+    "OPFORGE_CACHE_DIR": "where built libraries are kept",
+    "OPFORGE_PREBUILT": "a folder of libraries made by `opforge build --out`, tried first",
+    "OPFORGE_JIT": "0: never compile at run time",
+    "OPFORGE_LOCK_TIMEOUT": "seconds to wait for another process's build (default 900)",
+    "TORCH_CUDA_ARCH_LIST": "GPU architectures to build for, such as '9.0' or 'Ampere;Hopper'",
+    "CUDA_HOME": "the CUDA toolkit to use",
+    "CXX": "the host C++ compiler to use",
+    "MAX_JOBS": "parallel compile jobs at most",
+    "USE_CUDA": "0: leave CUDA out entirely",
+    "DEBUG": "1: build with debug information and device asserts",
+}
+
+
+def _flag(name: str, default: bool) -> bool:
+    value = os.environ.get(name, "").strip().lower()
+    return default if not value else value not in ("0", "off", "false", "no")
+
+
+def jit_enabled() -> bool:
+    return _flag("OPFORGE_JIT", True)
+
+
+def cuda_enabled() -> bool:
+    return _flag("USE_CUDA", True)
+
+
+def debug() -> bool:
+    return _flag("DEBUG", False)
+
+
+def lock_timeout() -> float:
+    return float(os.environ.get("OPFORGE_LOCK_TIMEOUT", "900"))
+
+
+def prebuilt_dir() -> Path | None:
+    value = os.environ.get("OPFORGE_PREBUILT")
+    return Path(value).expanduser() if value else None
+
+
+def explicit_cache_dir() -> Path | None:
+    value = os.environ.get("OPFORGE_CACHE_DIR")
+    return Path(value).expanduser() if value else None
+
+
+def default_cache_dir() -> Path:
+    return Path(platformdirs.user_cache_dir("opforge", appauthor=False))
