@@ -4,8 +4,9 @@
 1. No gradient needed: straight to the kernel, below autograd.
 2. A gradient needed, plain eager: an old-style ``autograd.Function`` around the two kernels. It
    costs half of what registered autograd costs per call.
-3. ``torch.compile``, export, functorch transforms, tensor subclasses, dispatch modes: the
-   registered op with registered autograd, which they can see through.
+3. ``torch.compile``, export, tensor subclasses, dispatch modes: the registered op with registered
+   autograd, which they can see through. functorch's grad cannot see through registered autograd,
+   so its transforms get an ``autograd.Function`` of the kind it asks for.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from typing import Any
 import torch
 from torch._C import DispatchKey, DispatchKeySet
 
-from opforge import gradient
+from opforge import gradient, vmap
 from opforge.arguments import explain
 from opforge.op import Op
 
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
 # Excluding these keys is what "below autograd" means. Autocast is done by then, in Python.
-_AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
+AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(DispatchKey.AutocastCUDA)
 _ABOVE_KERNELS = (
-    _AUTOCAST_KEYS
+    AUTOCAST_KEYS
     | DispatchKeySet(DispatchKey.AutogradCPU)
     | DispatchKeySet(DispatchKey.AutogradCUDA)
     | DispatchKeySet(DispatchKey.AutogradMeta)
@@ -33,8 +34,10 @@ _ABOVE_KERNELS = (
 )
 
 
-def make_call(op: Op, overload: Any, grad: gradient.Gradient) -> Callable[..., Any]:
-    """The function behind ``op(...)``."""
+def make_call(
+    op: Op, overload: Any, registered: Callable[..., Any], grad: gradient.Gradient
+) -> Callable[..., Any]:
+    """The function behind ``op(...)``; ``registered`` is its third path."""
     slots = op.forward.tensor_slots
     n_args = len(op.forward.args)
     function = _eager_function(op, overload, grad)
@@ -52,14 +55,14 @@ def make_call(op: Op, overload: Any, grad: gradient.Gradient) -> Callable[..., A
             return overload(*args)
         try:
             if len(args) != n_args or transforms_active() or dispatch_modes() or function_modes():
-                return overload(*args)
+                return registered(*args)
             needs_grad = False
             for i in slots:
                 tensor = args[i]
                 if type(tensor) not in _PLAIN_TENSORS:
                     if tensor is None:
                         continue
-                    return overload(*args)
+                    return registered(*args)
                 if tensor.requires_grad:
                     needs_grad = True
             if cast is not None and autocast_enabled():
@@ -97,6 +100,33 @@ def _eager_function(op: Op, overload: Any, grad: gradient.Gradient) -> Any:
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
     return type(f"{op.name}_eager", (torch.autograd.Function,), members)
+
+
+def transformable(
+    name: str, overload: Any, save: Any, backward: Any, pointwise: bool
+) -> Callable[..., Any]:
+    """Runs ``overload`` so that functorch can differentiate and batch it, in any order.
+
+    Its autograd.Function has a forward without ctx and a batching rule that goes through itself.
+    """
+    rule = vmap.rule(pointwise)
+
+    def batch(info: Any, in_dims: Any, *args: Any) -> Any:
+        return rule(function.apply, info, in_dims, *args)
+
+    members = {
+        "forward": staticmethod(lambda *args: overload(*args)),
+        "setup_context": staticmethod(save),
+        "backward": staticmethod(backward),
+        "vmap": staticmethod(batch),
+    }
+    function: Any = type(f"{name}_transformable", (torch.autograd.Function,), members)
+    transforms_active = torch._C._are_functorch_transforms_active
+
+    def run(*args: Any) -> Any:
+        return function.apply(*args) if transforms_active() else overload(*args)
+
+    return run
 
 
 def autocast_rule(op: Op) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:

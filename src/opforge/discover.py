@@ -6,13 +6,14 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from opforge.errors import RecordError
+from opforge.errors import OpforgeError, RecordError
 from opforge.op import Op
 from opforge.register import register
 
@@ -30,8 +31,9 @@ class Loaded:
     digest: str
 
 
-_by_folder: dict[Path, Loaded] = {}
-_by_name: dict[tuple[str, str], Loaded] = {}
+_lock = threading.RLock()  # an op.py may load other ops
+_by_version: dict[tuple[Path, str], Loaded] = {}  # folder and digest of its content
+_taken: set[tuple[str, str]] = set()  # namespace and name, also of a record that failed to register
 
 
 def builtin_names() -> list[str]:
@@ -59,6 +61,11 @@ def find(name_or_path: str) -> Op:
     return load_folder(Path(name_or_path)).op
 
 
+def loaded() -> list[Loaded]:
+    """Everything loaded so far."""
+    return list(_by_name.values())
+
+
 def load_folder(path: Path) -> Loaded:
     """Load an op folder: import its op.py, register its record."""
     folder = path.expanduser().resolve()
@@ -66,29 +73,41 @@ def load_folder(path: Path) -> Loaded:
         raise RecordError(f"{path} is not a folder; an op is a folder with an op.py")
     if not (folder / "op.py").is_file():
         raise RecordError(f"{path} is no op folder: it has no op.py")
-    digest = _digest(folder)
-    known = _by_folder.get(folder)
-    if known is not None and known.digest == digest:
-        return known
-    module = _import(folder, digest)
+    with _lock:
+        version = folder, _digest(folder)
+        if version not in _by_version:
+            _by_version[version] = _load_version(*version)
+        return _by_version[version]
+
+
+def _load_version(folder: Path, digest: str) -> Loaded:
+    # Two folders may hold the same text; each is a version of its own.
+    identity = hashlib.sha256(f"{folder}\0{digest}".encode(errors="surrogateescape")).hexdigest()
+    module = _import(folder, identity)
     op = _the_record(module, folder)
     op.folder = folder
     if folder.parent == BUILTIN_FOLDER:
         op.namespace = BUILTIN_NAMESPACE
     elif op.namespace == BUILTIN_NAMESPACE:
         raise RecordError(f"{folder}: the namespace 'opforge' is the package's own; choose another")
-    if (op.namespace, op.name) in _by_name:
+    if (op.namespace, op.name) in _taken:
         print(
             f"opforge: {op.name} is loaded already in another version; "
-            f"this one is torch.ops.{op.namespace}_{digest[:8]}.{op.name}",
+            f"this one is torch.ops.{op.namespace}_{identity[:8]}.{op.name}",
             file=sys.stderr,
         )
-        op.namespace = f"{op.namespace}_{digest[:8]}"
-    register(op)
-    loaded = Loaded(op, getattr(module, op.name, op), digest)
-    _by_folder[folder] = loaded
-    _by_name[op.namespace, op.name] = loaded
-    return loaded
+        op.namespace = f"{op.namespace}_{identity[:8]}"
+    _taken.add((op.namespace, op.name))
+    try:
+        register(op)
+    except OpforgeError:
+        raise
+    except Exception as error:
+        raise RecordError(
+            f"the record in {folder / 'op.py'} cannot be registered with torch: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return Loaded(op, getattr(module, op.name, op), digest)
 
 
 def _digest(folder: Path) -> str:
@@ -99,9 +118,9 @@ def _digest(folder: Path) -> str:
     return state.hexdigest()
 
 
-def _import(folder: Path, digest: str) -> ModuleType:
+def _import(folder: Path, identity: str) -> ModuleType:
     inside = folder.parent == BUILTIN_FOLDER
-    name = f"opforge.ops.{folder.name}.op" if inside else f"opforge_op_{digest[:16]}"
+    name = f"opforge.ops.{folder.name}.op" if inside else f"opforge_op_{identity[:16]}"
     spec = importlib.util.spec_from_file_location(name, folder / "op.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

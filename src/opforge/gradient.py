@@ -16,7 +16,7 @@ import torch
 
 from opforge.errors import RecordError
 from opforge.op import Backward, as_tuple
-from opforge.schema import Schema, parse
+from opforge.schema import Schema
 
 
 class Gradient:
@@ -128,8 +128,7 @@ def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
 
     def vjp(*values: Any) -> tuple[torch.Tensor, ...]:
         grads, arguments = values[:n_grads], list(values[n_grads:])
-        # This may run below autograd, with its dispatch keys excluded: bring them back.
-        with torch._C._ForceDispatchKeyGuard(_NO_KEYS, _NO_KEYS), torch.enable_grad():
+        with _autograd_back_on(), torch.enable_grad():
             for i in slots:
                 if arguments[i] is not None:
                     arguments[i] = arguments[i].detach().requires_grad_()
@@ -148,6 +147,9 @@ def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
     return Backward(f"{forward.name}_backward({grads}, {args}) -> ({returns})", vjp)
 
 
-_NO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
-
-__all__ = ["Gradient", "derive", "of_function", "of_op", "parse"]
+def _autograd_back_on() -> Any:
+    """A kernel runs below autograd, its dispatch keys excluded: lift that."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in ("AutogradCPU", "AutogradCUDA", "AutogradMeta", "AutogradOther", "ADInplaceOrView"):
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, key))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)

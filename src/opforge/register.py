@@ -8,15 +8,16 @@ for its device, or else runs the reference (never for a CUDA tensor).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.library import Library
 
-from opforge import gradient
+from opforge import gradient, vmap
 from opforge.arguments import check_arguments
-from opforge.calls import _AUTOCAST_KEYS, autocast_rule, make_call
+from opforge.calls import AUTOCAST_KEYS, autocast_rule, make_call, transformable
 from opforge.op import Backward, Op, as_tuple
 from opforge.schema import Schema, parse
 
@@ -37,10 +38,10 @@ def register(op: Op) -> None:
 
     _define(library, op, op.forward, checked, like=op.like, pointwise=op.pointwise)
     grad = _register_backward(library, op)
-    _register_autograd(library, op, op.forward, grad)
+    run = _register_autograd(library, op, op.forward, grad, op.pointwise)
     if cast := autocast_rule(op):
         _register_autocast(library, op, cast)
-    op._call = make_call(op, _overload(op, op.forward), grad)
+    op._call = make_call(op, _overload(op, op.forward), run, grad)
 
 
 def _register_backward(library: Library, op: Op) -> gradient.Gradient:
@@ -50,11 +51,12 @@ def _register_backward(library: Library, op: Op) -> gradient.Gradient:
         return _register_derived(library, op, op.forward, op.reference)
     schema = parse(op.backward.schema)
     grad = gradient.of_op(op.forward, schema, None)
-    _define(library, op, schema, op.backward.reference, like=_like_of_backward(op, schema),
-            pointwise=op.pointwise and len(schema.returns) == 1)
-    grad.run = _overload(op, schema)
+    pointwise = op.pointwise and len(schema.returns) == 1
+    like = _like_of_backward(op, schema)
+    _define(library, op, schema, op.backward.reference, like, pointwise)
     # Double backward: the VJP of the backward's reference.
-    _register_autograd(library, op, schema, _register_derived(library, op, schema, op.backward.reference))
+    double = _register_derived(library, op, schema, op.backward.reference)
+    grad.run = _register_autograd(library, op, schema, double, pointwise)
     return grad
 
 
@@ -83,12 +85,17 @@ def _register_derived(
             f"opforge.{op.name}: gradients of this order are not supported for {forward.name}"
         )
 
+    def save_nothing(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
     qualified = f"{op.namespace}::{schema.name}"
     library.impl(schema.name, implementation, "CompositeExplicitAutograd")
     torch.library.register_fake(qualified, fake, lib=library)
     torch.library.register_autograd(qualified, unsupported, lib=library)
     _register_vmap(library, op, schema, pointwise=False)
-    return gradient.of_op(forward, schema, _overload(op, schema))
+    overload = _overload(op, schema)
+    run = transformable(schema.name, overload, save_nothing, unsupported, pointwise=False)
+    return gradient.of_op(forward, schema, run)
 
 
 def _define(
@@ -122,55 +129,33 @@ def _define(
     _register_vmap(library, op, schema, pointwise)
 
 
-def _register_autograd(library: Library, op: Op, schema: Schema, grad: gradient.Gradient) -> None:
+def _register_autograd(
+    library: Library, op: Op, schema: Schema, grad: gradient.Gradient, pointwise: bool
+) -> Callable[..., Any]:
+    """Register the gradient; returns the function that runs the op differentiably."""
+
     def backward(ctx: Any, *grads: Any) -> Any:
         return grad.backward(ctx, grads, grad.run)
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        grad.save(ctx, inputs, output)
-
     name = f"{op.namespace}::{schema.name}"
-    torch.library.register_autograd(name, backward, setup_context=setup_context, lib=library)
+    torch.library.register_autograd(name, backward, setup_context=grad.save, lib=library)
+    return transformable(schema.name, _overload(op, schema), grad.save, backward, pointwise)
 
 
 def _register_autocast(library: Library, op: Op, cast: Callable[..., tuple[Any, ...]]) -> None:
     overload = _overload(op, op.forward)
 
     def autocast(*args: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST_KEYS):
-            return overload(*cast(args))
+        args = cast(args)
+        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST_KEYS):  # turns autocast off, too
+            return overload(*args)
 
     for key in ("AutocastCPU", "AutocastCUDA"):
         library.impl(op.name, autocast, key)
 
 
 def _register_vmap(library: Library, op: Op, schema: Schema, pointwise: bool) -> None:
-    overload = _overload(op, schema)
-
-    def pointwise_rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        """Batch dims go to the front; ranks are aligned so that broadcasting stays per sample."""
-        batched = [d is not None for d in in_dims]
-        rank = max(
-            a.dim() - b for a, b in zip(args, batched, strict=True) if isinstance(a, torch.Tensor)
-        )
-        moved = list(args)
-        for i, dim in enumerate(in_dims):
-            if dim is not None:
-                front = args[i].movedim(dim, 0)
-                moved[i] = front.reshape(front.shape[0], *[1] * (rank + 1 - front.dim()), *front.shape[1:])
-        return overload(*moved), 0
-
-    def loop_rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
-        """One call per sample: right for every op."""
-        samples = [
-            overload(*[a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)])
-            for i in range(info.batch_size)
-        ]
-        if isinstance(samples[0], torch.Tensor):
-            return torch.stack(samples), 0
-        return tuple(torch.stack(parts) for parts in zip(*samples, strict=True)), (0,) * len(samples[0])
-
-    rule = pointwise_rule if pointwise else loop_rule
+    rule = functools.partial(vmap.rule(pointwise), _overload(op, schema))
     torch.library.register_vmap(f"{op.namespace}::{schema.name}", rule, lib=library)
 
 
@@ -191,16 +176,16 @@ def _empty(output: torch.Tensor, args: tuple[Any, ...], like_slot: int | None) -
 
 def _fresh(result: Any, args: tuple[Any, ...], like_slot: int | None) -> Any:
     """A reference's outputs with the promised strides, never aliasing an input."""
-    inputs = {a.untyped_storage()._cdata for a in args if isinstance(a, torch.Tensor)}
+    taken = {a.untyped_storage()._cdata for a in args if isinstance(a, torch.Tensor)}
     made = []
     for output in as_tuple(result):
         wanted = _empty(output, args, like_slot) if like_slot is not None else None
         strides = wanted.stride() if wanted is not None else None
         fits = output.is_contiguous() if strides is None else output.stride() == strides
-        if fits and output.untyped_storage()._cdata not in inputs:
-            made.append(output)
-        else:
-            made.append((wanted if wanted is not None else _empty(output, args, None)).copy_(output))
+        if not fits or output.untyped_storage()._cdata in taken:
+            output = (wanted if wanted is not None else _empty(output, args, None)).copy_(output)
+        taken.add(output.untyped_storage()._cdata)  # outputs do not alias one another either
+        made.append(output)
     return tuple(made) if isinstance(result, (tuple, list)) else made[0]
 
 

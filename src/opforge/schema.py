@@ -93,6 +93,11 @@ def _arg(argument: torch.Argument, text: str) -> Arg:
             f"schema {text!r}: every argument and return needs a name, "
             "as in 'relu(Tensor x) -> Tensor y'"
         )
+    if argument.has_default_value():
+        raise RecordError(
+            f"schema {text!r}: {argument.name} has a default; torch leaves defaults out of some calls, "
+            "so give them in the public function instead"
+        )
     if argument.alias_info is not None:
         raise RecordError(
             f"schema {text!r}: {argument.name} is marked as aliased or mutated; "

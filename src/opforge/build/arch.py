@@ -39,7 +39,7 @@ def select(wish: str | None = None) -> tuple[str, ...]:
 def parse(text: str) -> tuple[str, ...]:
     """``"8.0;9.0+PTX"`` or ``"Ampere, Hopper"`` to a tuple of architectures."""
     found: list[str] = []
-    for item in re.split(r"[;,\s]+", text.strip()):
+    for item in re.split(r"[;,\s]+", text.strip(";, \t\n")):
         name = item.removesuffix("+PTX")
         if name.lower() in FAMILIES:
             members = list(FAMILIES[name.lower()])

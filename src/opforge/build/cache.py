@@ -28,6 +28,9 @@ from opforge import settings
 from opforge.errors import CacheError
 
 SAY_WAITING_AFTER = 10.0  # seconds
+# What every manifest has.
+_FACTS = ("library", "sha256", "size", "created", "op", "target", "abi", "machine", "archs")
+_FACTS += ("cpu_flags", "ingredients")
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,12 @@ class Library:
 def root() -> Path:
     """The cache directory, made if need be; raises CacheError where none is usable."""
     if chosen := settings.explicit_cache_dir():
-        return _usable(chosen, "OPFORGE_CACHE_DIR")
-    default = settings.default_cache_dir()
-    fallback = Path(tempfile.gettempdir()) / f"opforge-{os.getuid()}"
+        return _usable(chosen.absolute(), "OPFORGE_CACHE_DIR")
     reasons = []
-    for place in (default, fallback):
+    for default in (settings.default_cache_dir, _fallback):
         try:
-            return _usable(place, "the default cache directory")
-        except CacheError as error:
+            return _usable(default(), "the default cache directory")
+        except RuntimeError as error:  # a CacheError, or platformdirs' own for a user without a home
             reasons.append(str(error))
     raise CacheError(
         "no usable cache directory: " + "; ".join(reasons) + ". Set OPFORGE_CACHE_DIR to a private, "
@@ -60,10 +61,17 @@ def root() -> Path:
     )
 
 
+def _fallback() -> Path:
+    return Path(tempfile.gettempdir()) / f"opforge-{os.getuid()}"
+
+
 def _usable(place: Path, origin: str) -> Path:
     remedy = "set OPFORGE_CACHE_DIR to a directory of your own"
+    if not place.is_absolute():  # "~", which older platformdirs leave where there is no home
+        raise CacheError(f"{origin} {place} needs a home directory, and {_me()} has none; {remedy}")
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not place.is_symlink():
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = place.lstat()
     except OSError as error:
         raise CacheError(f"{origin} {place} cannot be made: {error.strerror}; {remedy}") from None
@@ -109,16 +117,21 @@ def log_path(name: str) -> Path:
     return folder / f"{name}.log"
 
 
-def lookup(entry: str) -> Library | None:
-    """A verified library, or None. A damaged entry is removed, so that it is built again."""
+def lookup(entry: str, repair: bool = False) -> Library | None:
+    """A verified library, or None where there is none or a damaged one.
+
+    With ``repair`` a damaged entry is removed. Only the holder of its lock may ask for that: it could
+    remove what another process has just built.
+    """
     folder = entry_dir(entry)
     if not folder.is_dir():
         return None
     try:
         return read(folder / "manifest.json")
     except CacheError as error:
-        print(f"opforge: {error}; building it again", file=sys.stderr)
-        shutil.rmtree(folder, ignore_errors=True)
+        if repair:
+            print(f"opforge: {error}; building it again", file=sys.stderr)
+            shutil.rmtree(folder, ignore_errors=True)
         return None
 
 
@@ -126,9 +139,11 @@ def read(manifest_path: Path) -> Library:
     """The library a manifest describes, its digest verified."""
     try:
         manifest = json.loads(manifest_path.read_text())
+        if lacking := [name for name in _FACTS if name not in manifest]:
+            raise KeyError(f"the manifest has no {', '.join(lacking)}")
         path = manifest_path.parent / manifest["library"]
         content = path.read_bytes()
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CacheError(f"{manifest_path.parent} is incomplete ({error})") from None
     if hashlib.sha256(content).hexdigest() != manifest["sha256"]:
         raise CacheError(f"{path} does not match the digest in its manifest")
@@ -158,11 +173,23 @@ def store(staged: Path, entry: str, library: str, facts: dict[str, Any]) -> Libr
     for name in (library, "manifest.json", "."):
         _fsync(staged / name)
     place = entry_dir(entry)
-    if place.exists():  # damaged, or removed by hand in part: we hold its lock
+    if place.exists():  # damaged again since lookup(repair=True): we hold its lock
         shutil.rmtree(place)
     os.replace(staged, place)
     _fsync(place.parent)
     return Library(place / library, manifest)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file in one step: readers see the old text or the new, never half of it."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w") as out:
+            out.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def _fsync(path: Path) -> None:
@@ -212,7 +239,8 @@ def lock(entry: str) -> Iterator[None]:
                 "If it hangs, end that process; OPFORGE_LOCK_TIMEOUT sets the limit in seconds"
             ) from None
     try:
-        holder.write_text(str(os.getpid()))
+        with contextlib.suppress(OSError):  # a full disk: waiting processes get a poorer message
+            holder.write_text(str(os.getpid()))
         yield
     finally:
         holder.unlink(missing_ok=True)
@@ -221,17 +249,21 @@ def lock(entry: str) -> Iterator[None]:
 
 def _describe(holder: Path) -> str:
     try:
-        return f"process {holder.read_text()}"
+        pid = holder.read_text()
     except OSError:
-        return "another process"
+        pid = ""
+    return f"process {pid}" if pid else "another process"
 
 
 def prune(keep: set[str], older_than: float | None = None) -> tuple[int, int]:
-    """Remove entries not in ``keep`` (and older than so many seconds); returns (count, bytes)."""
+    """Remove entries not in ``keep`` (and older than so many seconds); returns (count, bytes).
+
+    The staging directory of a killed build goes too; that of a running one stays.
+    """
     removed = freed = 0
     libs = root() / "libs"
     for folder in libs.glob("*") if libs.is_dir() else []:
-        if folder.name in keep or folder.name.startswith("."):
+        if folder.name in keep or (folder.name.startswith(".") and _is_being_built(folder)):
             continue
         if older_than is not None and time.time() - folder.stat().st_mtime < older_than:
             continue
@@ -239,3 +271,14 @@ def prune(keep: set[str], older_than: float | None = None) -> tuple[int, int]:
         shutil.rmtree(folder, ignore_errors=True)
         removed += 1
     return removed, freed
+
+
+def _is_being_built(staged: Path) -> bool:
+    entry = staged.name[1:].rpartition(".")[0]
+    guard = FileLock(root() / "locks" / f"{entry}.lock")
+    try:
+        guard.acquire(timeout=0)
+    except Timeout:
+        return True
+    guard.release()
+    return False

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -23,34 +24,50 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from opforge.build import cache
 from opforge.build.plan import Plan
 from opforge.build.signature import HEADER_NAME
-from opforge.errors import BuildError
+from opforge.errors import BuildError, CacheError, OpforgeError
+
+TRIAL_LIMIT = 300.0  # seconds for importing torch and loading one library
 
 _DIAGNOSTIC = re.compile(r"^(?P<where>[^\s:][^:\n]*[:(]\d+\)?).*?\b(?:fatal )?error\b.*$", re.MULTILINE)
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
+_NINJA_SAYS = ("[", "ninja:", "FAILED", "cd ")
 _STEP = re.compile(r"^\[(\d+)/(\d+)\]")
 
 
 def build(plans: Sequence[Plan], quiet: bool = False) -> list[cache.Library]:
     """Libraries for ``plans``, from the cache or built now; raises BuildError for the first failure."""
+    try:
+        found = _build({plan.entry: plan for plan in plans}, quiet)
+    except OSError as error:
+        raise CacheError(f"building in {cache.root()} failed: {error}") from error
+    return [found[plan.entry] for plan in plans]
+
+
+def _build(plans: dict[str, Plan], quiet: bool) -> dict[str, cache.Library]:
+    found: dict[str, cache.Library] = {}
     with contextlib.ExitStack() as stack:
         missing: list[tuple[Plan, Path]] = []
-        for plan in sorted(plans, key=lambda p: p.entry):  # one order everywhere: no deadlock
-            if cache.lookup(plan.entry) is None:
-                stack.enter_context(cache.lock(plan.entry))
-                if cache.lookup(plan.entry) is None:  # nobody built it while we waited
-                    missing.append((plan, stack.enter_context(cache.staging(plan.entry))))
+        for entry, plan in sorted(plans.items()):  # one order everywhere: no deadlock
+            library = cache.lookup(entry)
+            if library is None:
+                stack.enter_context(cache.lock(entry))
+                library = cache.lookup(entry, repair=True)  # somebody built it while we waited?
+            if library is None:
+                missing.append((plan, stack.enter_context(cache.staging(entry))))
+            else:
+                found[entry] = library
         if missing:
             _run(missing, quiet)
-            for plan, staged in missing:
-                facts = {**plan.facts, "tried": _try_loading(plan, staged / plan.library)}
-                cache.store(staged, plan.entry, plan.library, facts)
-    found = [cache.lookup(plan.entry) for plan in plans]
-    return [library for library in found if library is not None]
+        for plan, staged in missing:
+            facts = {**plan.facts, "tried": _try_loading(plan, staged / plan.library)}
+            found[plan.entry] = cache.store(staged, plan.entry, plan.library, facts)
+    return found
 
 
 def job_limit(memory_per_job: int) -> int:
     """MAX_JOBS, else one job per core as far as the free memory goes."""
     if wished := os.environ.get("MAX_JOBS"):
-        if not wished.isdigit() or int(wished) < 1:
+        if not wished.isdecimal() or int(wished) < 1:
             raise BuildError(f"MAX_JOBS={wished!r} is not a positive whole number")
         return int(wished)
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -63,19 +80,25 @@ def job_limit(memory_per_job: int) -> int:
 def _run(missing: list[tuple[Plan, Path]], quiet: bool) -> None:
     for plan, _ in missing:
         if plan.warning:
-            print(f"opforge: warning: {plan.warning}", file=sys.stderr)
+            _warn_once(plan.warning)
     jobs = job_limit(max(plan.memory_per_job for plan, _ in missing))
-    with tempfile.TemporaryDirectory(prefix=".ninja.", dir=cache.root()) as scratch:
-        for plan, staged in missing:
-            _prepare(plan, staged)
-        (Path(scratch) / "build.ninja").write_text(_ninja_file(missing))
-        output = _ninja(Path(scratch), jobs, [plan for plan, _ in missing], quiet)
     for plan, staged in missing:
+        _prepare(plan, staged)
+    # ninja's own files live in a staging directory too: if we are killed, they are swept with it.
+    scratch = missing[0][1]
+    (scratch / "build.ninja").write_bytes(os.fsencode(_ninja_file(missing)))
+    output = _ninja(scratch, jobs, [plan for plan, _ in missing], quiet)
+    for n, (plan, staged) in enumerate(missing):
         if not (staged / plan.library).exists():
-            raise _failure(plan, staged, output)
+            raise _failure(plan, staged, _failed_steps(n, output))
         for leftover in staged.iterdir():
             if leftover.name != plan.library:
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    print(f"opforge: warning: {text}", file=sys.stderr)
 
 
 def _prepare(plan: Plan, staged: Path) -> None:
@@ -88,25 +111,28 @@ def _ninja_file(missing: list[tuple[Plan, Path]]) -> str:
     """Commands carry absolute paths and need no dependency tracking: every build starts clean."""
     lines = ["rule run", "  command = cd $dir && $cmd", "  description = $what", ""]
 
-    def edge(output: str, inputs: list[str], folder: Path, command: list[str], what: str) -> None:
+    def edge(output: str, inputs: list[str], folder: Path, command: str, what: str) -> None:
         lines.append(f"build {output}: run {' '.join(inputs)}")
         # ninja splits nothing in a variable; only $ needs escaping, and spaces are quoted for sh
-        for name, value in (("dir", shlex.quote(str(folder))), ("cmd", shlex.join(command)), ("what", what)):
+        for name, value in (("dir", shlex.quote(str(folder))), ("cmd", command), ("what", what)):
             lines.append(f"  {name} = {value.replace('$', '$$')}")
 
     for n, (plan, staged) in enumerate(missing):
         objects, ready = [], []
         for i, source in enumerate(plan.sources):
             name = f"{i}.o"
-            command = [*plan.compile, "-o", name, str(source)]
+            command = shlex.join([*plan.compile, "-o", name, str(source)])
             edge(f"{n}-{i}", [], staged, command, f"{plan.op} {plan.target} {source.name}")
             objects.append(name)
             ready.append(f"{n}-{i}")
         if plan.target == "cuda":
             stub = ["-shared", "-Wl,-soname,libtorch_cuda.so", "-o", "stubs/libtorch_cuda.so"]
-            edge(f"{n}-stub", [], staged, [plan.link[0], *stub, "-x", "c", os.devnull], "stub")
+            command = shlex.join([plan.link[0], *stub, "-x", "c", os.devnull])
+            edge(f"{n}-stub", [], staged, command, "stub")
             ready.append(f"{n}-stub")
-        command = [plan.link[0], *objects, *plan.link[1:], "-o", plan.library]
+        # A linker that is killed leaves half a library, so the name appears once it is whole.
+        command = shlex.join([plan.link[0], *objects, *plan.link[1:], "-o", "linked"])
+        command += f" && mv linked {plan.library}"
         edge(f"{n}-link", ready, staged, command, f"{plan.op} {plan.target} link")
     return "\n".join(lines) + "\n"
 
@@ -143,32 +169,46 @@ def _ninja(scratch: Path, jobs: int, plans: list[Plan], quiet: bool) -> str:
     return "".join(lines)
 
 
-def _failure(plan: Plan, staged: Path, output: str) -> BuildError:
+def _failed_steps(n: int, output: str) -> str:
+    """What ninja printed for the failed steps of the plan at position ``n``."""
+    parts = re.split(r"^(?=FAILED: |\[\d+/\d+\] )", output, flags=re.MULTILINE)
+    mine = re.compile(rf"FAILED: (?:\[code=\d+\] )?{n}-")
+    return "".join(part for part in parts if mine.match(part)) or output
+
+
+def _failure(plan: Plan, staged: Path, output: str) -> OpforgeError:
     """The first diagnostic in words, and where the whole log is."""
     name = f"{plan.op} ({plan.target})"
-    free = shutil.disk_usage(staged).free
-    if "No space left on device" in output or free < 1 << 16:
-        return BuildError(
-            f"building {name} failed: no space left on device in {staged.parent}. "
-            "Free some, or set OPFORGE_CACHE_DIR to another place"
+    if _DISK_FULL.search(output) or shutil.disk_usage(staged).free < 1 << 16:
+        return CacheError(
+            f"building {name} failed: no space left on device, in {staged.parent} or for the "
+            f"compiler's temporary files in {tempfile.gettempdir()}. Free some, or point "
+            "OPFORGE_CACHE_DIR or TMPDIR at another place"
         )
     log = cache.log_path(f"{plan.op}-{plan.target}")
     log.write_text(output)
-    ours = re.search(r"opforge: the record's schema .*", output)
     found = _DIAGNOSTIC.search(output)
     if found:
         first = found[0].strip()
     else:
-        said = [x for x in output.splitlines() if x and not x.startswith(("[", "ninja:", "FAILED", "cd "))]
-        first = said[0] if said else "the compiler printed nothing (was it killed?)"
-    detail = _received(output) if ours else ""
-    return BuildError(f"building {name} failed: {first}{detail}\nfull log: {log}")
+        said = [x for x in output.splitlines() if x and not x.startswith(_NINJA_SAYS)]
+        errors = [x for x in said if re.search(r"\berror\b", x)]
+        first = next(iter(errors + said), "the compiler printed nothing (was it killed?)")
+    return BuildError(f"building {name} failed: {first}{_mismatch(plan, output)}\nfull log: {log}")
 
 
-def _received(output: str) -> str:
-    """The C++ type a mismatched kernel has, taken from the compiler's own note."""
-    match = re.search(r"OpforgeSignature<(.*)>", output)
-    return f"\nas the compiler sees it, (from the schema, in C++): {match[1]}" if match else ""
+def _mismatch(plan: Plan, output: str) -> str:
+    """Where and how a kernel is written that OPFORGE_IMPL finds to disagree with its schema."""
+    told = re.search(r"opforge: the record's schema .* but `(?:\w+::)*(\w+)` is another", output)
+    if told is None:
+        return ""
+    definition = re.compile(rf"^(?!\s*return\b)[^\n;={{}}]*\s{told[1]}\s*\([^)]*\)", re.MULTILINE)
+    for source in plan.sources:
+        text = source.read_text(errors="replace")
+        if found := definition.search(text):
+            line = text.count("\n", 0, found.start()) + 1
+            return f"\n{source}:{line}: it is `{' '.join(found[0].split())}`"
+    return ""
 
 
 def _try_loading(plan: Plan, library: Path) -> str:
@@ -176,7 +216,13 @@ def _try_loading(plan: Plan, library: Path) -> str:
     if plan.target == "cuda" and torch.version.cuda is None:
         return "not tried: this torch has no CUDA"
     code = "import sys, torch; torch.ops.load_library(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", code, str(library)], capture_output=True, text=True)
+    command = [sys.executable, "-c", code, str(library)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_LIMIT)
+    except subprocess.TimeoutExpired:
+        raise BuildError(
+            f"{plan.op} ({plan.target}) was built but is still loading after {TRIAL_LIMIT:g} s"
+        ) from None
     if done.returncode != 0:
         how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit status {done.returncode}"
         said = done.stderr.strip().splitlines()

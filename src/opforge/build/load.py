@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import threading
 import warnings
 from pathlib import Path
@@ -45,14 +46,14 @@ def ensure(op: Op, function: str, device_type: str) -> bool:
 def _attempt(op: Op, target: str) -> cache.Library | OpforgeError:
     known = (op.namespace, op.name, target)
     if known not in _attempts:
-        if target == "cuda" and torch.cuda.is_current_stream_capturing():
+        if target == "cuda" and _is_capturing():
             raise KernelUnavailable(
                 f"opforge.{op.name} is not loaded yet, and loading is impossible while a CUDA graph "
                 "is being captured: run it once before capturing"
             )
         try:
             library = find(op, target)
-            torch.ops.load_library(str(library.path))
+            _load(library)
             _attempts[known] = library
         except (ToolchainError, KernelUnavailable, CacheError) as error:
             # No compiler, no source, no place to build. (A compile error is raised: it is a bug.)
@@ -65,22 +66,61 @@ def _attempt(op: Op, target: str) -> cache.Library | OpforgeError:
     return _attempts[known]
 
 
+def _is_capturing() -> bool:
+    return torch.version.cuda is not None and torch.cuda.is_current_stream_capturing()
+
+
+def _load(library: cache.Library) -> None:
+    try:
+        torch.ops.load_library(str(library.path))
+    except OSError as error:  # a prebuilt one, for an older system or with a library missing
+        raise KernelUnavailable(f"{library.path} cannot be loaded: {error}") from None
+
+
+def loaded_path(op: Op, target: str) -> Path:
+    """Where the library lies that ``ensure`` loaded."""
+    library = _attempts[op.namespace, op.name, target]
+    assert isinstance(library, cache.Library)
+    return library.path
+
+
 def find(op: Op, target: str) -> cache.Library:
     """A library for this op and target that fits this machine, built if need be."""
     if (library := find_prebuilt(op, target)) is not None:
         return library
     if not has_sources(op, target):
         raise KernelUnavailable(f"{op.folder} has no source for {target} and nothing is prebuilt")
-    recipe = plan(op, target)
-    if (cached := cache.lookup(recipe.entry)) is not None:
-        check_fits(cached)
-        return cached
     if not settings.jit_enabled():
-        raise KernelUnavailable(
-            f"missing {recipe.library}, and OPFORGE_JIT=0 forbids compiling it; run "
-            f"`opforge build {op.name} --{target}` or unset OPFORGE_JIT"
-        )
-    return compile.build([recipe])[0]
+        return _find_built(op, target)
+    recipe = plan(op, target)
+    return _fitting(cache.lookup(recipe.entry)) or compile.build([recipe])[0]
+
+
+def _find_built(op: Op, target: str) -> cache.Library:
+    """From the cache alone: nothing may be compiled."""
+    missing = (
+        f"missing {op.name}-{target}.so, and OPFORGE_JIT=0 forbids compiling it; run "
+        f"`{build_command(op, target)}` or unset OPFORGE_JIT"
+    )
+    try:
+        library = _fitting(cache.lookup(plan(op, target).entry))
+    except ToolchainError as error:
+        raise KernelUnavailable(f"{missing} ({error})") from None
+    if library is None:
+        raise KernelUnavailable(missing)
+    return library
+
+
+def _fitting(library: cache.Library | None) -> cache.Library | None:
+    if library is not None:
+        check_fits(library)
+    return library
+
+
+def build_command(op: Op, target: str) -> str:
+    """What a user types to have the op built."""
+    is_builtin = op.namespace == "opforge"
+    return f"opforge build {op.name if is_builtin else shlex.quote(str(op.folder))} --{target}"
 
 
 def find_prebuilt(op: Op, target: str) -> cache.Library | None:
@@ -105,7 +145,7 @@ def find_prebuilt(op: Op, target: str) -> cache.Library | None:
 def check_fits(library: cache.Library) -> None:
     """Refuse a library that this torch, CPU or GPU cannot run, before it is loaded."""
     facts, path = library.manifest, library.path
-    abi = tuple(facts.get("abi", ()))
+    abi = tuple(facts["abi"]) if isinstance(facts["abi"], list) else ()
     running = Version(torch.__version__)
     if len(abi) != 2 or abi[0] != ABI[0]:
         raise KernelUnavailable(f"{path} is built for another ABI ({abi}); rebuild it with opforge build")
@@ -138,7 +178,7 @@ def _check_is_of(library: cache.Library, op: Op) -> None:
     if signature != signature_digest(op):
         raise KernelUnavailable(
             f"{library.path} was built from another version of {op.name}'s schema; "
-            f"run `opforge build {op.name}` again"
+            f"run `{build_command(op, library.manifest['target'])}` again"
         )
 
 

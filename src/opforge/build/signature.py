@@ -26,7 +26,8 @@ def signature_header(op: Op) -> str:
     for schema in op.kernels:
         lines.append(f"using {schema.name} = {schema.cpp_signature};")
         readable = schema.cpp_signature.replace("torch::stable::", "").replace("std::", "")
-        text = f"schema `{schema.text}` needs a C++ function `{readable}`"
+        written = " ".join(schema.text.split())  # a schema may span lines, a literal may not
+        text = f"schema `{written}` needs a C++ function `{readable}`"
         lines.append(f'#define OPFORGE_SCHEMA_{schema.name} "{text}"')
     lines.append("}  // namespace opforge::schema")
     return "\n".join(lines) + "\n"

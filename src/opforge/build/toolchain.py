@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import re
 import shutil
 import subprocess
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ _HOST_RANGE = {
     "13.1": (6, 15, 3, 21),
 }
 INSTALL_CUDA = "pip install 'opforge[cuda]'"
+_MEMORY = "toolchain.json"
 INSTALL_CXX = "install g++ (Debian, Ubuntu: apt-get install g++) or set CXX"
 
 
@@ -144,10 +145,12 @@ def cpu_flags() -> str:
 
 def _describe_cxx(path: str) -> Compiler:
     text = _remembered([path, "--version"])
-    match = re.search(r"(\d+\.\d+(?:\.\d+)?)(?![\w.]*\))", text.splitlines()[0] if text else "")
+    # "g++ (Vendor 1.2-3) 12.2.0": what is in brackets is the vendor's
+    first_line = re.sub(r"\([^)]*\)", "", text.splitlines()[0] if text else "")
+    match = re.search(r"\d+\.\d+(\.\d+)?", first_line)
     if not match:
         raise ToolchainError(f"{path} --version printed no version; is it a C++ compiler?")
-    return Compiler(path, "clang" if "clang" in text.lower() else "gcc", match[1])
+    return Compiler(path, "clang" if "clang" in text.lower() else "gcc", match[0])
 
 
 def _describe_cuda(path: str, origin: str) -> CudaToolkit:
@@ -174,25 +177,36 @@ def _remembered(command: list[str]) -> str:
     """Output of a version query, remembered by the program's path, size and time: nvcc takes 50 ms."""
     status = os.stat(command[0])
     key = json.dumps([command, os.path.realpath(command[0]), status.st_size, status.st_mtime_ns])
+    known = _memory()
+    if known is not None and key in known:
+        return str(known[key])
+    status_code, text = _query(command)
+    if known is not None and status_code == 0 and _is_binary(command[0]):
+        with contextlib.suppress(OSError):  # a full disk: ask again next time
+            cache.replace_text(cache.root() / _MEMORY, json.dumps({**known, key: text}))
+    return text
+
+
+def _is_binary(path: str) -> bool:
+    """Whether the program is itself a compiler: a script stays the same when what it calls changes."""
+    with open(path, "rb") as program:
+        return program.read(4) == b"\x7fELF"
+
+
+def _memory() -> dict[str, str] | None:
     try:
-        file = cache.root() / "toolchain.json"
+        known = json.loads((cache.root() / _MEMORY).read_text())
     except CacheError:
-        return _output(command)
-    try:
-        known = json.loads(file.read_text())
+        return None
     except (OSError, ValueError):
-        known = {}
-    if key not in known:
-        known[key] = _output(command)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as out:
-            json.dump(known, out)
-        os.replace(out.name, file)
-    return str(known[key])
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
-def _output(command: list[str]) -> str:
+def _query(command: list[str]) -> tuple[int, str]:
+    """Exit status and output of a version query."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolchainError(f"{command[0]} could not be run: {error}") from None
-    return done.stdout + done.stderr
+    return done.returncode, done.stdout + done.stderr

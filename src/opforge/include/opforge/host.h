@@ -3,16 +3,20 @@
 // the current stream, and registration. The only opforge header that knows torch.
 #pragma once
 
+#include <opforge/layout.h>
 #include <opforge/types.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <span>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "opforge_signatures.h"  // generated from the record by every build
@@ -135,7 +139,7 @@ inline Tensor empty(std::span<const int64_t> sizes, const Tensor& like) {
 
 // A new tensor with the strides torch.empty_like gives, as records with `like` promise.
 inline Tensor empty_like(const Tensor& x) {
-  if (x.is_contiguous()) return empty(sizes(x), x);
+  if (x.is_contiguous()) return empty_strided(sizes(x), strides(x), dtype_code(x), x);
   StableIValue stack[6] = {torch::stable::detail::from(x),
                            torch::stable::detail::from(std::nullopt),
                            torch::stable::detail::from(std::nullopt),
@@ -158,6 +162,65 @@ inline Tensor contiguous(const Tensor& x) {
                     AOTI_TORCH_SUCCESS,
                 "opforge: out of memory copying ", x.numel(), " elements");
   return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+inline Tensor permute(const Tensor& x, const std::vector<int64_t>& order) {
+  StableIValue stack[2] = {torch::stable::detail::from(x), torch::stable::detail::from(order)};
+  OPFORGE_CHECK(torch_call_dispatcher("aten::permute", "", stack, TORCH_ABI_VERSION) ==
+                    AOTI_TORCH_SUCCESS,
+                "opforge: permute failed");
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// The shape two shapes broadcast to.
+inline std::vector<int64_t> broadcast(std::span<const int64_t> a, std::span<const int64_t> b) {
+  std::vector<int64_t> shape(std::max(a.size(), b.size()));
+  for (size_t i = 1; i <= shape.size(); ++i) {
+    const int64_t m = i <= a.size() ? a[a.size() - i] : 1, n = i <= b.size() ? b[b.size() - i] : 1;
+    OPFORGE_CHECK(m == n || m == 1 || n == 1, "the shapes do not broadcast");
+    shape[shape.size() - i] = m == 1 ? n : m;
+  }
+  return shape;
+}
+
+// A contiguous copy of x stretched to `shape`.
+inline Tensor expand_copy(const Tensor& x, std::span<const int64_t> shape) {
+  const std::vector<int64_t> list(shape.begin(), shape.end());
+  StableIValue stack[3] = {torch::stable::detail::from(x), torch::stable::detail::from(list),
+                           torch::stable::detail::from(false)};
+  OPFORGE_CHECK(torch_call_dispatcher("aten::expand_copy", "", stack, TORCH_ABI_VERSION) ==
+                    AOTI_TORCH_SUCCESS,
+                "opforge: out of memory copying ", x.numel(), " elements");
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+inline void copy_into(const Tensor& to, const Tensor& from) {
+  StableIValue stack[3] = {torch::stable::detail::from(to), torch::stable::detail::from(from),
+                           torch::stable::detail::from(false)};
+  OPFORGE_CHECK(torch_call_dispatcher("aten::copy_", "", stack, TORCH_ABI_VERSION) ==
+                    AOTI_TORCH_SUCCESS,
+                "opforge: copying the result failed");
+  torch::stable::detail::to<Tensor>(stack[0]);  // takes the returned reference back
+}
+
+// Calls run(layout, out, in...) for an elementwise loop over `out` and the inputs broadcast to it.
+// Operands too scattered for a Layout are copied first.
+template <class Run, class... In>
+inline void over_elements(const Tensor& out, const Run& run, const In&... in) {
+  constexpr int N = 1 + sizeof...(In);
+  const auto layout = flatten<N>(sizes(out), {sizes(out), sizes(in)...}, {strides(out), strides(in)...});
+  if (layout.fits) {
+    run(layout, out, in...);
+    return;
+  }
+  const Tensor flat = empty(sizes(out), out);
+  const std::array<Tensor, sizeof...(In)> copies = {expand_copy(in, sizes(out))...};
+  [&]<size_t... K>(std::index_sequence<K...>) {
+    const auto plain = flatten<N>(sizes(flat), {sizes(flat), sizes(copies[K])...},
+                                  {strides(flat), strides(copies[K])...});
+    run(plain, flat, copies[K]...);
+  }(std::make_index_sequence<sizeof...(In)>{});
+  copy_into(out, flat);
 }
 
 inline bool same_device(const Tensor& a, const Tensor& b) {
@@ -191,6 +254,51 @@ inline int64_t thread_count() {
   uint32_t count = 1;
   torch_get_num_threads(&count);
   return count;
+}
+
+inline void fill_zero(const Tensor& x) {
+  OPFORGE_CHECK(aoti_torch_zero_(x.get()) == AOTI_TORCH_SUCCESS, "opforge: zero_ failed");
+}
+
+// The dtype sums of x are kept in.
+inline int32_t accumulator_dtype(const Tensor& x) {
+  return dtype_of(x) == DType::f64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
+}
+
+// A tensor seen as a matrix: the last dim is the columns, all others together are the rows.
+struct MatrixView {
+  Tensor tensor;  // the tensor itself, or a copy where its rows have no common stride
+  int64_t rows = 1, cols = 1, row_stride = 0, col_stride = 1;
+
+  template <class T>
+  const T* data() const {
+    return opforge::data<T>(tensor);
+  }
+  template <class T>
+  Matrix<const T> read() const {
+    return {opforge::data<T>(tensor), row_stride, col_stride};
+  }
+  template <class T>
+  Matrix<T> write() const {
+    return {mutable_data<T>(tensor), row_stride, col_stride};
+  }
+};
+
+inline MatrixView as_matrix(const Tensor& x) {
+  const auto size = sizes(x), stride = strides(x);
+  MatrixView m{x};
+  m.cols = size.back();
+  m.col_stride = m.cols == 1 ? 1 : stride.back();
+  for (size_t d = size.size() - 1; d-- > 0;) {
+    if (size[d] == 1) continue;
+    if (m.rows == 1) {
+      m.row_stride = stride[d];
+    } else if (stride[d] != m.row_stride * m.rows) {
+      return as_matrix(contiguous(x));
+    }
+    m.rows *= size[d];
+  }
+  return m;
 }
 
 #if defined(USE_CUDA)

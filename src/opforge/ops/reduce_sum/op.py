@@ -56,7 +56,7 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
 
 
 op = Op(
-    schema="reduce_sum(Tensor x, int[]? dim=None, bool keepdim=False) -> Tensor y",
+    schema="reduce_sum(Tensor x, int[]? dim, bool keepdim) -> Tensor y",
     reference=reference,
     backward=backward,
     validate=validate,

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launching a kernel, what the device can take, and overrides for experiments.
+// Ops launch through here and never with <<<>>>. Includes no torch header.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <sstream>
+#include <stdexcept>
+
+namespace opforge {
+
+inline void cuda_check(cudaError_t code, const char* what) {
+  if (code == cudaSuccess) return;
+  cudaGetLastError();  // clear it: the error is reported here, once
+  std::ostringstream text;
+  text << what << ": " << cudaGetErrorName(code) << " (" << cudaGetErrorString(code) << ")";
+  throw std::runtime_error(text.str());
+}
+
+struct Config {
+  dim3 grid;
+  dim3 block;
+  cudaStream_t stream;
+  size_t shared_bytes = 0;
+};
+
+template <class... Params, class... Args>
+inline void launch(void (*kernel)(Params...), const Config& config, Args&&... args) {
+  cudaLaunchConfig_t raw = {};
+  raw.gridDim = config.grid;
+  raw.blockDim = config.block;
+  raw.dynamicSmemBytes = config.shared_bytes;
+  raw.stream = config.stream;
+  const cudaError_t code = cudaLaunchKernelEx(&raw, kernel, Params(std::forward<Args>(args))...);
+  if (code == cudaSuccess) return;
+  std::ostringstream what;
+  what << "launching a kernel with grid (" << config.grid.x << ", " << config.grid.y << ", "
+       << config.grid.z << "), block " << config.block.x << ", " << config.shared_bytes
+       << " bytes of shared memory";
+  cuda_check(code, what.str().c_str());
+}
+
+// How the work is split may follow the shape and this number, never an occupancy query: the same
+// shape gives the same order of additions, hence the same bits.
+inline int multiprocessors() {
+  int device = 0, count = 0;
+  cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+  cuda_check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+             "cudaDeviceGetAttribute");
+  return count;
+}
+
+// Set by opforge.launch_config() in Python; 0 leaves the default. Process-wide, for experiments:
+// autograd calls backward kernels from threads of its own, so per-thread values would be missed.
+struct Tuning {
+  int block = 0;  // threads per block
+  int rows = 0;   // rows per block
+  int vec = 0;    // elements per access: 1, or the 16-byte vector
+};
+inline Tuning tuning;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+}  // namespace opforge
+
+// One per library, found by name from Python. Weak: an op may have several source files.
+extern "C" __attribute__((visibility("default"), weak)) void opforge_set_tuning(int block, int rows,
+                                                                                int vec) {
+  opforge::tuning = {block, rows, vec};
+}

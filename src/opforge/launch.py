@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Overrides of the CUDA kernels' launch configuration, for experiments."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from opforge import discover
+from opforge.build import load
+from opforge.errors import RecordError
+from opforge.op import Op
+
+
+@contextlib.contextmanager
+def launch_config(
+    op: str | Op | Callable[..., Any],
+    *,
+    block: int | None = None,
+    rows: int | None = None,
+    vec: int | None = None,
+) -> Iterator[None]:
+    """Within this context ``op``'s CUDA kernels use another launch configuration.
+
+    Args:
+        op: a built-in op's name or function, or an :class:`Op`.
+        block: threads per block: a multiple of 32, within the device's limit.
+        rows: rows per block, for the ops that sum over rows.
+        vec: elements per memory access: 1 turns 16-byte vectors off.
+
+    It holds for the whole process, backward passes included. A parameter that an op's kernel has
+    no use for is ignored.
+    """
+    record = _record(op)
+    if not torch.cuda.is_available():
+        raise RuntimeError("launch_config needs a CUDA GPU: it changes how CUDA kernels are launched")
+    limit = torch.cuda.get_device_properties(torch.cuda.current_device()).max_threads_per_block
+    if block is not None and (block % 32 or not 32 <= block <= limit):
+        raise ValueError(f"block={block} must be a multiple of 32 from 32 to {limit} on this device")
+    if block is not None and block & (block - 1):
+        raise ValueError(f"block={block} must be a power of two: sums pair threads up")
+    if rows is not None and rows < 1:
+        raise ValueError(f"rows={rows} must be at least 1")
+    if vec is not None and vec != 1:
+        raise ValueError(f"vec={vec} must be 1 (one element per access) or None (16-byte vectors)")
+    load.ensure(record, record.name, "cuda")
+    library = ctypes.CDLL(str(load.loaded_path(record, "cuda")))
+    library.opforge_set_tuning(block or 0, rows or 0, vec or 0)
+    try:
+        yield
+    finally:
+        library.opforge_set_tuning(0, 0, 0)
+
+
+def _record(op: str | Op | Callable[..., Any]) -> Op:
+    if isinstance(op, Op):
+        return op
+    if isinstance(op, str):
+        return discover.find(op)
+    for loaded in discover.loaded():
+        if op is loaded.function:
+            return loaded.op
+    raise RecordError(f"{op!r} is not the public function of a loaded op")

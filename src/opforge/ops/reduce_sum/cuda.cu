@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <opforge/host.h>
+
+#include "kernel.cuh"
+
+namespace opforge {
+
+namespace {
+
+// x split into the dims that stay and the dims that are summed, each merged as far as possible.
+struct Split {
+  std::vector<int64_t> shape;       // of the result
+  std::vector<int64_t> kept_first;  // all dims, those that stay before those that are summed
+  Layout<1> kept, reduced;
+};
+
+Split split(const Tensor& x, const std::optional<std::vector<int64_t>>& dim, bool keepdim) {
+  const auto size = sizes(x), stride = strides(x);
+  const int64_t rank = x.dim();
+  std::vector<bool> summed(size_t(rank), !dim || dim->empty());
+  for (const int64_t d : dim.value_or(std::vector<int64_t>{})) {
+    const int64_t limit = std::max<int64_t>(rank, 1);
+    OPFORGE_CHECK(d >= -limit && d < limit, "reduce_sum: dim ", d, " is out of range");
+    if (rank == 0) continue;
+    const size_t index = size_t((d + rank) % rank);
+    OPFORGE_CHECK(!summed[index], "reduce_sum: dim ", d, " is named twice");
+    summed[index] = true;
+  }
+  Split result;
+  std::vector<int64_t> kept_size, kept_stride, reduced_size, reduced_stride;
+  for (int64_t d = 0; d < rank; ++d) {
+    (summed[size_t(d)] ? reduced_size : kept_size).push_back(size[d]);
+    (summed[size_t(d)] ? reduced_stride : kept_stride).push_back(stride[d]);
+    if (!summed[size_t(d)] || keepdim) result.shape.push_back(summed[size_t(d)] ? 1 : size[d]);
+  }
+  for (const bool wanted : {false, true}) {
+    for (int64_t d = 0; d < rank; ++d) {
+      if (summed[size_t(d)] == wanted) result.kept_first.push_back(d);
+    }
+  }
+  // The result's order is that of the kept dims; the order of summing is free.
+  result.kept = flatten_in_order(kept_size, kept_stride);
+  result.reduced = flatten<1>(reduced_size, {reduced_size}, {reduced_stride});
+  return result;
+}
+
+template <class T>
+void sum_as_rows(const Tensor& x, const Split& s, const Tensor& y, cudaStream_t stream) {
+  Layout<1> runs = s.reduced;  // without its innermost, contiguous dim
+  runs.rank = std::max(runs.rank - 1, 0);
+  std::copy_n(s.reduced.size + 1, runs.rank, runs.size);
+  std::copy_n(s.reduced.stride[0] + 1, runs.rank, runs.stride[0]);
+  RowParams<T> p;
+  p.x = data<T>(x);
+  p.outputs = y.numel();
+  p.kept = Walk<uint64_t, 1>(s.kept);
+  p.runs = runs.count();
+  p.run = Walk<uint64_t, 1>(runs);
+  p.length = s.reduced.count() / p.runs;
+  cut_runs(p);
+  if (p.pieces() == 1) {
+    sum_rows(p, mutable_data<T>(y), stream);
+    return;
+  }
+  using A = compute_t<T>;
+  const int64_t shape[2] = {p.outputs, p.pieces()}, stride[2] = {shape[1], 1};
+  const Tensor partial = empty(shape, accumulator_dtype(x), x);
+  sum_rows(p, mutable_data<A>(partial), stream);
+  RowParams<A> finish;
+  finish.x = data<A>(partial);
+  finish.outputs = p.outputs;
+  finish.kept = Walk<uint64_t, 1>(flatten_in_order({shape, 1}, {stride, 1}));
+  finish.runs = finish.cuts = 1;
+  finish.length = finish.piece = shape[1];
+  finish.group = row_group<A>(shape[1]);
+  sum_rows(finish, mutable_data<T>(y), stream);
+}
+
+template <class T>
+void sum_as_columns(const Tensor& x, const Split& s, const Tensor& y, cudaStream_t stream) {
+  const bool batched = s.kept.rank == 2;
+  const Matrix<const T> matrix{data<T>(x), s.reduced.stride[0][0], 1};
+  const ColumnReader<T> reader{matrix, batched ? s.kept.stride[0][1] : 0};
+  const auto run = [&]<int N>(Width<N>) {
+    const auto p = plan_columns<T, N>(batched ? s.kept.size[1] : 1, s.reduced.size[0],
+                                      s.kept.size[0], matrix, {32, 2, true});
+    const int64_t words = p.workspace();
+    const Tensor partial = empty({&words, 1}, accumulator_dtype(x), x);
+    sum_columns<N>(p, reader, mutable_data<compute_t<T>>(partial), mutable_data<T>(y), stream);
+  };
+  // Matrices of a batch must share one alignment.
+  if (reader.batch_stride % kVec<T> == 0) {
+    with_vectors<T>({matrix}, run);
+  } else {
+    run(Width<1>{});
+  }
+}
+
+template <class T>
+void sum_as_elements(const Tensor& x, const Split& s, const Tensor& y, cudaStream_t stream) {
+  const int64_t length = s.reduced.count();
+  // Lanes side by side should read side by side: down the reduced dims, or across the outputs.
+  const bool across = s.kept.rank > 0 && s.kept.stride[0][0] == 1;
+  int group = across ? 1 : 32;
+  while (group < 256 && group * 64 < length) group *= 2;
+  const auto run = [&]<class Index>(Type<Index>) {
+    sum_elements<T, Index>(
+        {data<T>(x), y.numel(), length, Walk<Index, 1>(s.kept), Walk<Index, 1>(s.reduced), group},
+        mutable_data<T>(y), stream);
+  };
+  x.numel() < (int64_t(1) << 31) ? run(Type<uint32_t>{}) : run(Type<uint64_t>{});
+}
+
+void sum(const Tensor& x, const Split& s, const Tensor& y) {
+  dispatch(dtype_of(x), [&]<class T>(Type<T>) {
+    const cudaStream_t stream = current_stream(x);
+    // Short runs of several would leave most threads idle.
+    const bool contiguous_run =
+        s.reduced.rank == 0 ||
+        (s.reduced.stride[0][0] == 1 && (s.reduced.rank == 1 || s.reduced.size[0] >= 16 * kVec<T>));
+    const bool contiguous_kept = s.reduced.rank == 1 && s.kept.rank >= 1 && s.kept.rank <= 2 &&
+                                 s.kept.stride[0][0] == 1 &&
+                                 (s.kept.rank == 1 || s.kept.size[1] <= 65535);
+    if (contiguous_run) {
+      sum_as_rows<T>(x, s, y, stream);
+    } else if (contiguous_kept) {
+      sum_as_columns<T>(x, s, y, stream);
+    } else {
+      sum_as_elements<T>(x, s, y, stream);
+    }
+  });
+}
+
+}  // namespace
+
+Tensor reduce_sum_cuda(const Tensor& x, const std::optional<std::vector<int64_t>>& dim,
+                       bool keepdim) {
+  const DeviceGuard guard(x.get_device_index());
+  Split s = split(x, dim, keepdim);
+  const Tensor y = empty(s.shape, x);
+  if (y.numel() == 0) return y;
+  if (x.numel() == 0) {
+    fill_zero(y);
+    return y;
+  }
+  if (!s.kept.fits || !s.reduced.fits) {  // too many unlike dims: sum the rows of a sorted copy
+    const Tensor sorted = contiguous(permute(x, s.kept_first));
+    const int64_t shape[2] = {y.numel(), x.numel() / y.numel()}, stride[2] = {shape[1], 1};
+    s.kept = flatten_in_order({shape, 1}, {stride, 1});
+    s.reduced = flatten_in_order({shape + 1, 1}, {stride + 1, 1});
+    sum(sorted, s, y);
+  } else {
+    sum(x, s, y);
+  }
+  return y;
+}
+
+OPFORGE_IMPL(reduce_sum, reduce_sum_cuda)
+
+}  // namespace opforge

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <opforge/cpu.h>
+#include <opforge/host.h>
+
+namespace opforge {
+
+Tensor scale_bias_relu_cpu(const Tensor& x, const Tensor& bias, double scale) {
+  OPFORGE_CHECK(x.dim() > 0 && bias.dim() == 1 && bias.size(0) == x.size(x.dim() - 1),
+                "scale_bias_relu: bias must have one value per column of x");
+  OPFORGE_CHECK(dtype_code(x) == dtype_code(bias), "scale_bias_relu: x and bias differ in dtype");
+  const Tensor y = empty(sizes(x), x);
+  over_elements(
+      y,
+      [scale](const Layout<3>& layout, const Tensor& y, const Tensor& x, const Tensor& bias) {
+        dispatch(dtype_of(x), [&]<class T>(Type<T>) {
+          const vec<T> factor = vec<T>{} + compute_t<T>(scale);
+          elementwise(layout, mutable_data<T>(y), {data<T>(x), data<T>(bias)},
+                      [factor](auto v, auto b) { return rectify(fma(v, factor, b)); });
+        });
+      },
+      x, bias);
+  return y;
+}
+
+// One row, some columns of it: grad_x is written, and what passes is added to `sums`.
+template <class T>
+OPFORGE_INLINE void backward_row(const T* grad, int64_t grad_step, const T* y, int64_t y_step,
+                                 vec<T> scale, int64_t n, T* grad_x, sum_t<T>* sums) {
+  int64_t j = 0;
+  for (; j + kLanes<T> <= n; j += kLanes<T>) {
+    const auto passed = rectify_gradient(load(grad + j * grad_step, grad_step),
+                                         load(y + j * y_step, y_step));
+    store(grad_x + j, passed * scale);
+    add_to(sums + j, passed);
+  }
+  if (j == n) return;
+  const auto passed = rectify_gradient(load_some(grad + j * grad_step, grad_step, n - j),
+                                       load_some(y + j * y_step, y_step, n - j));
+  store_some(grad_x + j, 1, n - j, passed * scale);
+  for (int k = 0; j < n; ++j, ++k) sums[j] += passed[k];
+}
+
+std::tuple<Tensor, Tensor> scale_bias_relu_backward_cpu(const Tensor& grad_y, const Tensor& y,
+                                                        double scale) {
+  OPFORGE_CHECK(y.dim() > 0 && same_shape(grad_y, y) && dtype_code(grad_y) == dtype_code(y),
+                "scale_bias_relu_backward: grad_y and y differ in shape or dtype");
+  const Tensor grad_x = empty(sizes(y), y), grad_bias = empty(sizes(y).last(1), y);
+  if (y.numel() == 0) {
+    fill_zero(grad_bias);
+    return {grad_x, grad_bias};
+  }
+  const MatrixView grad = as_matrix(grad_y), result = as_matrix(y);
+  const int64_t rows = result.rows, cols = result.cols;
+  dispatch(dtype_of(y), [&]<class T>(Type<T>) {
+    prefer_huge_pages(mutable_data<T>(grad_x), rows * cols * int64_t(sizeof(T)));
+    // A task is a block of rows for some columns, whose sums stay in the L1 cache. The blocks
+    // depend on the shape alone, and so do the bits of grad_bias.
+    constexpr int64_t block = 64;
+    const int64_t blocks = divide_up(rows, block), tiles = divide_up(cols, kBlockColumns);
+    const auto sums = std::make_unique<sum_t<T>[]>(size_t(blocks * cols));
+    const vec<T> factor = vec<T>{} + compute_t<T>(scale);
+    const int64_t per_task = std::min(block, rows) * std::min(kBlockColumns, cols);
+    parallel_for(blocks * tiles, std::max<int64_t>(1, kGrain / per_task), [&](int64_t i, int64_t end) {
+      for (; i < end; ++i) {
+        const int64_t first = i / tiles * block, last = std::min(first + block, rows);
+        const int64_t col = i % tiles * kBlockColumns, n = std::min(kBlockColumns, cols - col);
+        for (int64_t row = first; row < last; ++row) {
+          backward_row(grad.data<T>() + row * grad.row_stride + col * grad.col_stride,
+                       grad.col_stride,
+                       result.data<T>() + row * result.row_stride + col * result.col_stride,
+                       result.col_stride, factor, n, mutable_data<T>(grad_x) + row * cols + col,
+                       sums.get() + i / tiles * cols + col);
+        }
+      }
+    });
+    sum_rows<sum_t<T>>(sums.get(), blocks, cols, mutable_data<T>(grad_bias));
+  });
+  return {grad_x, grad_bias};
+}
+
+OPFORGE_IMPL(scale_bias_relu, scale_bias_relu_cpu)
+OPFORGE_IMPL(scale_bias_relu_backward, scale_bias_relu_backward_cpu)
+
+}  // namespace opforge

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// vector_add reads two tensors and writes one: its floor is a copy of those bytes.
+#pragma once
+
+#include <opforge/elementwise.cuh>
+
+namespace opforge {
+
+struct Add {
+  template <class A>
+  __device__ A operator()(A a, A b) const {
+    return a + b;
+  }
+};
+
+}  // namespace opforge

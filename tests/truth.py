@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Error relative to truth: the float64 reference.
+
+A kernel may err by the largest of: k times what PyTorch itself errs in the same dtype (k = 2 forward,
+3 backward), one ulp of the output, and for sums of n terms 2 sqrt(n) eps of the accumulation type
+times the largest term (2: in float64 the truth errs that much too). In float64 only the last two
+apply. There is no other tolerance.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The spacing of ``dtype`` around each of ``values`` (which are float64)."""
+    info = torch.finfo(dtype)
+    size = values.abs().clamp(min=info.tiny)
+    return 2.0 ** torch.floor(torch.log2(size)) * info.eps
+
+
+def check(
+    got: torch.Tensor,
+    torchs: torch.Tensor,
+    truth: torch.Tensor,
+    k: int,
+    summed: int = 0,
+    scale: float = 1.0,
+    what: str = "output",
+) -> None:
+    """Compare ``got`` with ``truth``; ``torchs`` is PyTorch's own result in the same dtype.
+
+    ``summed`` is how many terms each element adds up, ``scale`` how large they are.
+    """
+    assert got.shape == truth.shape, f"{what}: shape {tuple(got.shape)}, not {tuple(truth.shape)}"
+    assert got.dtype == torchs.dtype, f"{what}: dtype {got.dtype}, not {torchs.dtype}"
+    got, torchs, truth = got.detach().cpu(), torchs.detach().cpu(), truth.detach().cpu().double()
+    odd = ~torch.isfinite(torchs)
+    same = (got == torchs) | (got.isnan() & torchs.isnan())
+    assert bool(same[odd].all()), f"{what}: NaN or Inf differ from PyTorch's"
+    assert bool(torch.isfinite(got[~odd]).all()), f"{what}: NaN or Inf where PyTorch has none"
+    if bool(odd.all()):
+        return
+    dtype = got.dtype
+    error = (got.double() - truth).abs()[~odd]
+    allowed = ulp(truth, dtype)[~odd]
+    if dtype != torch.float64:
+        allowed = allowed.clamp(min=k * float((torchs.double() - truth).abs()[~odd].max()))
+    if summed:
+        accumulate = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+        allowed = allowed.clamp(min=2 * summed**0.5 * accumulate * scale)
+    worst = int((error - allowed).argmax())
+    assert bool((error <= allowed).all()), (
+        f"{what}: error {float(error[worst]):.3g} where {float(allowed[worst]):.3g} is allowed, "
+        f"truth {float(truth[~odd][worst]):.6g}"
+    )
