@@ -1,1 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from helpers import REAL_CXX, write_op
+
+from opforge.build import cache, compile
+from opforge.settings import VARIABLES
+
+
+@pytest.fixture
+def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the test's own; other settings of whoever runs the tests do not count."""
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    place = tmp_path / "cache"
+    monkeypatch.setenv("OPFORGE_CACHE_DIR", str(place))
+    return place
+
+
+@pytest.fixture
+def untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the trial load of a fresh library, which imports torch for two seconds."""
+    monkeypatch.setattr(compile, "_try_loading", lambda plan, library: "not tried: a test")
+
+
+@pytest.fixture(scope="session")
+def kernel_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An op folder with a working CPU kernel."""
+    return write_op(tmp_path_factory.mktemp("ops") / "twofold", name="twofold", cpp="kernel")
+
+
+@pytest.fixture(scope="session")
+def built_cache(kernel_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that holds ``kernel_folder``, built for real, once."""
+    from helpers import python
+
+    place = tmp_path_factory.mktemp("built") / "cache"
+    code = """
+        import sys, torch, opforge
+        assert opforge.load(sys.argv[1])(torch.ones(3)).tolist() == [2, 2, 2]
+    """
+    python(code, kernel_folder, environment={"OPFORGE_CACHE_DIR": str(place), "CXX": REAL_CXX})
+    return place
+
+
+@pytest.fixture
+def built(built_cache: Path, monkeypatch: pytest.MonkeyPatch) -> cache.Library:
+    """The real library, with its cache as the one in use. Do not change it: it is shared."""
+    monkeypatch.setenv("OPFORGE_CACHE_DIR", str(built_cache))
+    monkeypatch.setenv("CXX", REAL_CXX)
+    (library,) = cache.entries()
+    return library
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Mounts small file systems of a test's own: ``mounted("size=64k")``."""
+    places: list[Path] = []
+
+    def mount(options: str, name: str = "disk") -> Path:
+        place = tmp_path / name
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(place)]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+            pytest.skip("needs the right to mount a tmpfs")
+        places.append(place)
+        return place
+
+    yield mount
+    for place in places:
+        subprocess.run(["umount", "-l", str(place)], check=True)

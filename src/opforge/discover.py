@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds op folders and loads them. A folder inside the package and one on disk are handled alike."""
+"""Finds op folders and loads them. One inside the package and one on disk are handled alike."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def find(name_or_path: str) -> Op:
 
 def loaded() -> list[Loaded]:
     """Everything loaded so far."""
-    return list(_by_name.values())
+    return list(_by_version.values())
 
 
 def load_folder(path: Path) -> Loaded:
@@ -122,7 +122,8 @@ def _import(folder: Path, identity: str) -> ModuleType:
     inside = folder.parent == BUILTIN_FOLDER
     name = f"opforge.ops.{folder.name}.op" if inside else f"opforge_op_{identity[:16]}"
     spec = importlib.util.spec_from_file_location(name, folder / "op.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:

@@ -65,15 +65,16 @@ class Gradient:
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep on ``ctx`` what the backward will ask for, and nothing else."""
-        outputs = as_tuple(output)
-        ctx.save_for_backward(
-            *[outputs[i] if kind == "output" else inputs[i] for kind, i in self._saved]
-        )
+        if self._saved:
+            outputs = as_tuple(output)
+            ctx.save_for_backward(
+                *[outputs[i] if kind == "output" else inputs[i] for kind, i in self._saved]
+            )
         ctx.kept = [inputs[i].shape if kind == "shape" else inputs[i] for kind, i in self._kept]
 
     def backward(self, ctx: Any, grads: tuple[Any, ...], run: Callable[..., Any]) -> Any:
         """Gradients for every forward argument, None where there is none."""
-        saved = ctx.saved_tensors
+        saved = ctx.saved_tensors if self._saved else ()
         values = []
         for kind, i in self._sources:
             if kind == "grad":

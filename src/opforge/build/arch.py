@@ -48,8 +48,9 @@ def parse(text: str) -> tuple[str, ...]:
             found.append(item)
         else:
             raise ToolchainError(
-                f"unknown GPU architecture {item!r}; use numbers from {OLDEST[0]}.{OLDEST[1]} up such "
-                f"as 9.0, 9.0a or 9.0+PTX, or a family: {', '.join(n.capitalize() for n in FAMILIES)}"
+                f"unknown GPU architecture {item!r}; use numbers from {OLDEST[0]}.{OLDEST[1]} up "
+                "such as 9.0, 9.0a or 9.0+PTX, or a family: "
+                f"{', '.join(n.capitalize() for n in FAMILIES)}"
             )
     return tuple(dict.fromkeys(found))
 
@@ -74,10 +75,10 @@ def covers(archs: tuple[str, ...], capability: tuple[int, int]) -> bool:
             continue
         major, minor = int(match[1]), int(match[2])
         if match[3]:  # an `a` or `f` target runs on its own architecture alone
-            if (major, minor) == capability:
-                return True
-        elif major == capability[0] and minor <= capability[1]:
-            return True
-        elif match[4] and (major, minor) <= capability:
+            runs = (major, minor) == capability
+        else:
+            runs = major == capability[0] and minor <= capability[1]
+            runs = runs or (match[4] is not None and (major, minor) <= capability)
+        if runs:
             return True
     return False

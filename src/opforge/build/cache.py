@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The build cache: content-addressed, atomic, private to its user.
 
-``<root>/libs/<op>-<target>-<key>/`` holds one library and its manifest. It appears by a rename and is
-never changed afterwards; a digest in the manifest is verified before every load.
+``<root>/libs/<op>-<target>-<key>/`` holds one library and its manifest. It appears by a rename and
+is never changed afterwards; a digest in the manifest is verified before every load.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from opforge.errors import CacheError
 
 SAY_WAITING_AFTER = 10.0  # seconds
 # What every manifest has.
-_FACTS = ("library", "sha256", "size", "created", "op", "target", "abi", "machine", "archs")
-_FACTS += ("cpu_flags", "ingredients")
+_FACTS = {"library", "sha256", "size", "created", "op", "target", "abi", "machine", "archs"}
+_FACTS |= {"cpu_flags", "ingredients"}
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Library:
 
     @property
     def folder(self) -> Path:
+        """Its place in the cache."""
         return self.path.parent
 
 
@@ -53,10 +54,10 @@ def root() -> Path:
     for default in (settings.default_cache_dir, _fallback):
         try:
             return _usable(default(), "the default cache directory")
-        except RuntimeError as error:  # a CacheError, or platformdirs' own for a user without a home
+        except RuntimeError as error:  # a CacheError, or platformdirs' own where there is no home
             reasons.append(str(error))
     raise CacheError(
-        "no usable cache directory: " + "; ".join(reasons) + ". Set OPFORGE_CACHE_DIR to a private, "
+        f"no usable cache directory: {'; '.join(reasons)}. Set OPFORGE_CACHE_DIR to a private, "
         "writable directory on a file system that allows executing"
     )
 
@@ -107,6 +108,7 @@ def _me() -> str:
 
 
 def entry_dir(entry: str) -> Path:
+    """Where an entry is kept, whether it exists or not."""
     return root() / "libs" / entry
 
 
@@ -120,8 +122,8 @@ def log_path(name: str) -> Path:
 def lookup(entry: str, repair: bool = False) -> Library | None:
     """A verified library, or None where there is none or a damaged one.
 
-    With ``repair`` a damaged entry is removed. Only the holder of its lock may ask for that: it could
-    remove what another process has just built.
+    With ``repair`` a damaged entry is removed. Only the holder of its lock may ask for that: anyone
+    else could remove what another process has just built.
     """
     folder = entry_dir(entry)
     if not folder.is_dir():
@@ -139,11 +141,11 @@ def read(manifest_path: Path) -> Library:
     """The library a manifest describes, its digest verified."""
     try:
         manifest = json.loads(manifest_path.read_text())
-        if lacking := [name for name in _FACTS if name not in manifest]:
-            raise KeyError(f"the manifest has no {', '.join(lacking)}")
+        if lacking := _FACTS - set(manifest):
+            raise ValueError(f"the manifest has no {', '.join(sorted(lacking))}")
         path = manifest_path.parent / manifest["library"]
         content = path.read_bytes()
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise CacheError(f"{manifest_path.parent} is incomplete ({error})") from None
     if hashlib.sha256(content).hexdigest() != manifest["sha256"]:
         raise CacheError(f"{path} does not match the digest in its manifest")

@@ -28,14 +28,14 @@ from opforge.errors import BuildError, CacheError, OpforgeError
 
 TRIAL_LIMIT = 300.0  # seconds for importing torch and loading one library
 
-_DIAGNOSTIC = re.compile(r"^(?P<where>[^\s:][^:\n]*[:(]\d+\)?).*?\b(?:fatal )?error\b.*$", re.MULTILINE)
+_DIAGNOSTIC = re.compile(r"^[^\s:][^:\n]*[:(]\d+\)?.*?\berror\b.*$", re.MULTILINE)
 _DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _NINJA_SAYS = ("[", "ninja:", "FAILED", "cd ")
 _STEP = re.compile(r"^\[(\d+)/(\d+)\]")
 
 
 def build(plans: Sequence[Plan], quiet: bool = False) -> list[cache.Library]:
-    """Libraries for ``plans``, from the cache or built now; raises BuildError for the first failure."""
+    """Libraries for ``plans``, from the cache or built now; raises for the first failure."""
     try:
         found = _build({plan.entry: plan for plan in plans}, quiet)
     except OSError as error:
@@ -145,13 +145,23 @@ def _ninja(scratch: Path, jobs: int, plans: list[Plan], quiet: bool) -> str:
     what = ", ".join(f"{p.op} ({p.target})" for p in plans[:3]) + (", …" if len(plans) > 3 else "")
     console = Console(stderr=True)
     started, lines = time.monotonic(), []
-    columns = [TextColumn("opforge: building {task.description}"), BarColumn(), MofNCompleteColumn()]
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True,
-                  disable=quiet or not console.is_terminal) as progress:
+    with Progress(
+        TextColumn("opforge: building {task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    ) as progress:
         task = progress.add_task(what, total=None)
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            errors="replace", env=environment,
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=environment,
         )
         assert process.stdout is not None
         try:
@@ -215,8 +225,8 @@ def _try_loading(plan: Plan, library: Path) -> str:
     """Load the library once in a child process: a crash there must not be a crash here."""
     if plan.target == "cuda" and torch.version.cuda is None:
         return "not tried: this torch has no CUDA"
-    code = "import sys, torch; torch.ops.load_library(sys.argv[1])"
-    command = [sys.executable, "-c", code, str(library)]
+    program = "import sys, torch; torch.ops.load_library(sys.argv[1])"
+    command = [sys.executable, "-c", program, str(library)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_LIMIT)
     except subprocess.TimeoutExpired:
@@ -224,7 +234,8 @@ def _try_loading(plan: Plan, library: Path) -> str:
             f"{plan.op} ({plan.target}) was built but is still loading after {TRIAL_LIMIT:g} s"
         ) from None
     if done.returncode != 0:
-        how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit status {done.returncode}"
+        code = done.returncode
+        how = f"signal {-code}" if code < 0 else f"exit status {code}"
         said = done.stderr.strip().splitlines()
         raise BuildError(
             f"{plan.op} ({plan.target}) was built but crashes when it is loaded ({how}): "

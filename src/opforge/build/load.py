@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds an op's compiled kernel and loads it: prebuilt, then cache, then JIT, else a clear error."""
+"""Finds an op's compiled kernel and loads it: prebuilt, then cache, then JIT, else an error."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def _attempt(op: Op, target: str) -> cache.Library | OpforgeError:
     if known not in _attempts:
         if target == "cuda" and _is_capturing():
             raise KernelUnavailable(
-                f"opforge.{op.name} is not loaded yet, and loading is impossible while a CUDA graph "
-                "is being captured: run it once before capturing"
+                f"opforge.{op.name} is not loaded yet, and loading is impossible while a CUDA "
+                "graph is being captured: run it once before capturing"
             )
         try:
             library = find(op, target)
@@ -124,7 +124,7 @@ def build_command(op: Op, target: str) -> str:
 
 
 def find_prebuilt(op: Op, target: str) -> cache.Library | None:
-    """From OPFORGE_PREBUILT, or from the op's own ``prebuilt/`` folder (that is how wheels ship)."""
+    """From OPFORGE_PREBUILT, or from the op's own ``prebuilt/`` folder, as wheels ship them."""
     assert op.folder is not None
     named = settings.prebuilt_dir()
     for folder in [named, op.folder / "prebuilt"]:
@@ -138,7 +138,9 @@ def find_prebuilt(op: Op, target: str) -> cache.Library | None:
             _check_is_of(found, op)
             return found
         if library.is_file():
-            raise KernelUnavailable(f"{library} has no manifest beside it; make it with `opforge build`")
+            raise KernelUnavailable(
+                f"{library} has no manifest beside it; make it with `opforge build`"
+            )
     return None
 
 
@@ -148,17 +150,23 @@ def check_fits(library: cache.Library) -> None:
     abi = tuple(facts["abi"]) if isinstance(facts["abi"], list) else ()
     running = Version(torch.__version__)
     if len(abi) != 2 or abi[0] != ABI[0]:
-        raise KernelUnavailable(f"{path} is built for another ABI ({abi}); rebuild it with opforge build")
+        raise KernelUnavailable(
+            f"{path} is built for another ABI ({facts['abi']}); rebuild it with opforge build"
+        )
     if (running.major, running.minor) < abi:
         raise KernelUnavailable(
             f"{path} is built for the stable ABI of torch {abi[0]}.{abi[1]} and newer; "
             f"this is torch {torch.__version__}. Upgrade torch, or rebuild it with opforge build"
         )
     if facts["machine"] != platform.machine():
-        raise KernelUnavailable(f"{path} is built for {facts['machine']}, this is {platform.machine()}")
+        raise KernelUnavailable(
+            f"{path} is built for {facts['machine']}, this is {platform.machine()}"
+        )
     missing = set(facts["cpu_flags"]) - set(toolchain.cpu_flags().split())
     if missing:
-        raise KernelUnavailable(f"{path} needs CPU instructions this CPU lacks: {', '.join(sorted(missing))}")
+        raise KernelUnavailable(
+            f"{path} needs CPU instructions this CPU lacks: {', '.join(sorted(missing))}"
+        )
     if facts["target"] == "cuda" and torch.version.cuda is not None and torch.cuda.is_available():
         capability = torch.cuda.get_device_capability()
         if not arch.covers(tuple(facts["archs"]), capability):
@@ -173,7 +181,9 @@ def _check_is_of(library: cache.Library, op: Op) -> None:
     """A prebuilt library implements the very schemas of this record, under its namespace."""
     flags: Any = library.manifest["ingredients"]["flags"]
     if f"-DOPFORGE_NAMESPACE={op.namespace} " not in f"{flags} ":
-        raise KernelUnavailable(f"{library.path} is built for another namespace than {op.namespace}")
+        raise KernelUnavailable(
+            f"{library.path} is built for another namespace than {op.namespace}"
+        )
     signature = library.manifest["ingredients"]["signature"]
     if signature != signature_digest(op):
         raise KernelUnavailable(

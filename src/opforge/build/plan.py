@@ -45,6 +45,7 @@ class Plan:
 
     @functools.cached_property
     def key(self) -> str:
+        """Changes when anything does that could change the library."""
         return hashlib.sha256(json.dumps(self.ingredients, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -54,6 +55,7 @@ class Plan:
 
     @property
     def library(self) -> str:
+        """The file name of the library."""
         return f"{self.op}-{self.target}.so"
 
     @property
@@ -170,10 +172,11 @@ def _digests(sources: tuple[Path, ...], roots: tuple[Path, ...]) -> dict[str, st
         text = path.read_bytes()
         base = next((r for r in roots if path.is_relative_to(r)), None)
         kind = "source" if path in sources else "header"
-        found[f"{kind} {path.relative_to(base) if base else path}"] = hashlib.sha256(text).hexdigest()
-        for name in _INCLUDE.findall(text.decode(errors="replace")):
+        name = path.relative_to(base) if base else path
+        found[f"{kind} {name}"] = hashlib.sha256(text).hexdigest()
+        for included in _INCLUDE.findall(text.decode(errors="replace")):
             for folder in (path.parent, *roots):
-                header = (folder / name).resolve()
+                header = (folder / included).resolve()
                 if header.is_file():
                     if header not in seen:
                         seen.add(header)

@@ -48,6 +48,7 @@ class Compiler:
 
     @property
     def major(self) -> int:
+        """The first number of its version."""
         return Version(self.version).major
 
 
@@ -135,6 +136,7 @@ def cpu_level(machine: str, flags: str) -> tuple[str, ...]:
 
 @functools.cache
 def cpu_flags() -> str:
+    """The instruction sets of this CPU, as Linux names them."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
@@ -170,11 +172,15 @@ def _pip_nvcc() -> str | None:
         from cuda.pathfinder import find_nvidia_binary_utility
     except ImportError:
         return None
-    return find_nvidia_binary_utility("nvcc")
+    found: str | None = find_nvidia_binary_utility("nvcc")
+    return found
 
 
 def _remembered(command: list[str]) -> str:
-    """Output of a version query, remembered by the program's path, size and time: nvcc takes 50 ms."""
+    """Output of a version query, remembered by the program's path, size and time.
+
+    nvcc takes 50 ms to answer one.
+    """
     status = os.stat(command[0])
     key = json.dumps([command, os.path.realpath(command[0]), status.st_size, status.st_mtime_ns])
     known = _memory()
@@ -188,7 +194,7 @@ def _remembered(command: list[str]) -> str:
 
 
 def _is_binary(path: str) -> bool:
-    """Whether the program is itself a compiler: a script stays the same when what it calls changes."""
+    """Whether this is the program itself: a script stays the same when what it calls changes."""
     with open(path, "rb") as program:
         return program.read(4) == b"\x7fELF"
 

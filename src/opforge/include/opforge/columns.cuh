@@ -2,13 +2,15 @@
 // Sums down the columns of a rows x cols matrix in one pass, while the visitor may also write a
 // result per element: bias and weight gradients, sums over the first dim. Includes no torch header.
 //
-// A block covers a tile of columns and a chunk of rows, its threads side by side across the columns
-// and stacked down the rows. Every thread adds up its columns in registers, the block combines its
-// stack in shared memory, and a second small kernel adds the chunks: a fixed order, no atomics.
+// A block covers a tile of columns and every so many-th row, its threads side by side across the
+// columns and stacked down the rows. Every thread adds up its columns in registers, the block
+// combines its stack in shared memory, and a second small kernel adds the chunks: a fixed order, no
+// atomics.
 //
-// Rows whose length is no multiple of 16 bytes start at changing alignments, but rows r, r + P,
-// r + 2P... (P = up to 8) share one. So each block takes rows of one residue class and shifts its
-// columns until all its accesses are aligned 16-byte vectors; only the two ends go by element.
+// Rows whose length is no multiple of 32 bytes start at changing alignments, but rows r, r + P,
+// r + 2P... (P up to 16) share one. So each block takes rows of one residue class and shifts its
+// columns until all its accesses are aligned 16-byte vectors and its tiles begin with a 32-byte
+// sector, the unit of memory; only the two ends go by element.
 #pragma once
 
 #include <opforge/launch.h>
@@ -24,33 +26,39 @@ namespace opforge {
 
 struct ColumnParams {
   int64_t rows, cols;
-  int64_t classes;      // residue classes of rows, P above
-  int64_t chunks;       // row chunks per class
+  int classes;          // residue classes of rows, P above: a power of two
+  int chunks;           // row chunks per class
   int64_t batches;      // matrices
-  int base;             // elements by which row 0 lies past a 16-byte boundary
+  int sector;           // elements in a sector (1: alignment does not matter)
+  int base;             // elements by which row 0 lies past a sector boundary
   int row_shift;        // and by which each further row adds to that
-  int tile;             // threads across the columns
-  bool interleave;      // a chunk takes every chunks-th row, not neighbouring ones
+  int tile;             // threads across the columns: a power of two
   int64_t vector_cols;  // vectors that cover a row in any class
   int64_t width;        // elements of a row of partial sums
 
   int64_t workspace() const { return batches * parts() * width; }
-  __host__ __device__ int64_t parts() const { return classes * chunks; }
+  __host__ __device__ int parts() const { return classes * chunks; }
+  // How far the rows of a class are shifted against the sectors.
+  __device__ __forceinline__ int shift(int residue) const {
+    return (base + residue * row_shift) & (sector - 1);
+  }
 };
 
 constexpr int kColumnThreads = 512;
 
-// What the visitor sees of a vector: where it is and which of its elements exist.
+// Which columns a vector covers, and which of its elements exist.
 struct Span {
-  int64_t row, col;  // of element 0; col may be negative at the left edge
-  int64_t batch;
+  int64_t col;  // of element 0; negative at the left edge
   int lo, hi;
 };
 
-// Visitor: `using Element`, `using Loaded`;
-//   Loaded load<N, Whole>(Span), void use<N, Whole>(Span, Loaded, acc (&sum)[N]).
+// A visitor has: using Element; kBlocks, the blocks that should fit a multiprocessor at once;
+//   struct Cursor, the operands' addresses in one row;
+//   Cursor start(batch, row, col), Cursor skip(Cursor, rows);
+//   template <int N> struct Loaded; Loaded<N> load<N, Whole>(Cursor, Span);
+//   void use<N, Whole>(Cursor, Span, Loaded<N>, accumulator (&sum)[N]).
 template <int N, class Visitor>
-__global__ void __launch_bounds__(kColumnThreads, 1)
+__global__ void __launch_bounds__(kColumnThreads, Visitor::kBlocks)
     column_sums(const ColumnParams p, const Visitor visitor,
                 compute_t<typename Visitor::Element>* partial) {
   using A = compute_t<typename Visitor::Element>;
@@ -60,51 +68,64 @@ __global__ void __launch_bounds__(kColumnThreads, 1)
   };
   Stack& stack = shared<Stack>();
 
-  const int across = threadIdx.x % p.tile, down = threadIdx.x / p.tile;
-  const int height = blockDim.x / p.tile;
-  const int64_t part = blockIdx.y, residue = part % p.classes, chunk = part / p.classes;
-  const int shift = N == 1 ? 0 : int((p.base + residue * p.row_shift) % N);
-  const int64_t vector = int64_t(blockIdx.x) * p.tile + across;
-  Span at;
-  at.batch = blockIdx.z;
-  at.col = vector * N - shift;
-  at.lo = at.col < 0 ? int(-at.col) : 0;
-  at.hi = p.cols - at.col < N ? int(p.cols - at.col) : N;
-  const bool whole = at.lo == 0 && at.hi == N;
+  const int across = threadIdx.x & (p.tile - 1), down = threadIdx.x / unsigned(p.tile);
+  const int height = blockDim.x / unsigned(p.tile);
+  const int part = blockIdx.y, residue = part & (p.classes - 1);
+  const int chunk = part / unsigned(p.classes);
+  Span span;
+  span.col = (int64_t(blockIdx.x) * p.tile + across) * N - p.shift(residue);
+  span.lo = span.col < 0 ? int(-span.col) : 0;
+  span.hi = p.cols - span.col < N ? int(p.cols - span.col) : N;
 
   // Rows of this class, counted by i; this thread takes i, i + step, ...
-  const int64_t in_class = (p.rows - residue + p.classes - 1) / p.classes;
-  const int64_t step = p.interleave ? p.chunks * height : height;
-  int64_t i = p.interleave ? chunk * height + down : in_class * chunk / p.chunks + down;
-  const int64_t end = p.interleave ? in_class : in_class * (chunk + 1) / p.chunks;
+  const int64_t end = p.rows / p.classes + (residue < int(p.rows & (p.classes - 1)));
+  const int64_t step = int64_t(p.chunks) * height;
+  int64_t i = chunk * height + down;
 
   A sum[N];
 #pragma unroll
   for (int e = 0; e < N; ++e) sum[e] = A(0);
-  if (at.col < p.cols && at.hi > at.lo) {
-    const auto walk = [&]<bool Whole>(std::bool_constant<Whole>) {
-      for (; i < end; i += kUnroll * step) {
-        typename Visitor::template Loaded<N> loaded[kUnroll];
-        Span where[kUnroll];
+  const auto walk = [&]<bool Whole>(std::bool_constant<Whole>) {
+    auto cursor = visitor.start(blockIdx.z, residue + i * p.classes, span.col);
+    const int64_t hop = step * p.classes;
+    // All loads of a trip come before the first use, without a condition between them.
+    typename Visitor::Cursor at[kUnroll];
+    typename Visitor::template Loaded<N> loaded[kUnroll];
+    for (; i + (kUnroll - 1) * step < end; i += kUnroll * step) {
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          where[u] = at;
-          where[u].row = residue + (i + u * step) * p.classes;
-          if (i + u * step < end) loaded[u] = visitor.template load<N, Whole>(where[u]);
-        }
-#pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          if (i + u * step < end) visitor.template use<N, Whole>(where[u], loaded[u], sum);
-        }
+      for (int u = 0; u < kUnroll; ++u) {
+        at[u] = cursor;
+        loaded[u] = visitor.template load<N, Whole>(cursor, span);
+        cursor = visitor.skip(cursor, hop);
       }
-    };
-    whole ? walk(std::true_type{}) : walk(std::false_type{});
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        visitor.template use<N, Whole>(at[u], span, loaded[u], sum);
+      }
+    }
+    if (i >= end) return;
+#pragma unroll
+    for (int u = 0; u < kUnroll - 1; ++u) {  // past the end, repeat the last row and do not use it
+      at[u] = cursor;
+      loaded[u] = visitor.template load<N, Whole>(cursor, span);
+      if (i + (u + 1) * step < end) cursor = visitor.skip(cursor, hop);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll - 1; ++u) {
+      if (i + u * step < end) visitor.template use<N, Whole>(at[u], span, loaded[u], sum);
+    }
+  };
+  if (span.lo == 0 && span.hi == N) {
+    walk(std::true_type{});
+  } else if (span.hi > span.lo) {
+    walk(std::false_type{});
   }
+  release_next();
 #pragma unroll
   for (int e = 0; e < N; ++e) stack.sum[(down * p.tile + across) * N + e] = sum[e];
   __syncthreads();
   const int64_t first = int64_t(blockIdx.x) * p.tile * N;
-  A* row = partial + (at.batch * p.parts() + part) * p.width;
+  A* row = partial + (int64_t(blockIdx.z) * p.parts() + part) * p.width;
   for (int q = threadIdx.x; q < p.tile * N; q += blockDim.x) {
     A total = A(0);
     for (int y = 0; y < height; ++y) total += stack.sum[y * p.tile * N + q];
@@ -113,7 +134,7 @@ __global__ void __launch_bounds__(kColumnThreads, 1)
 }
 
 // Adds the parts of each column and rounds once.
-template <int N, class T>
+template <class T>
 __global__ void column_finish(const ColumnParams p, const compute_t<T>* partial, T* out) {
   using A = compute_t<T>;
   constexpr int kAcross = 32, kDown = 32;
@@ -125,10 +146,11 @@ __global__ void column_finish(const ColumnParams p, const compute_t<T>* partial,
   const int height = blockDim.x / kAcross;
   const int64_t col = int64_t(blockIdx.x) * kAcross + across, batch = blockIdx.z;
   A sum = A(0);
+  await_previous();
   if (col < p.cols) {
 #pragma unroll 4
-    for (int64_t part = down; part < p.parts(); part += height) {
-      const int shift = N == 1 ? 0 : int((p.base + part % p.classes * p.row_shift) % N);
+    for (int part = down; part < p.parts(); part += height) {
+      const int shift = p.shift(part & (p.classes - 1));
       sum += partial[(batch * p.parts() + part) * p.width + col + shift];
     }
   }
@@ -140,37 +162,36 @@ __global__ void column_finish(const ColumnParams p, const compute_t<T>* partial,
   }
 }
 
-// The best tile, blocks per multiprocessor and row order differ between a visitor that also writes
-// and one that only reads.
-struct ColumnShape {
-  int tile, waves;
-  bool interleave;
-};
+// Measured on an H200 over tiles of 32 to 256 threads, 1 to 16 blocks per multiprocessor, and rows
+// dealt out in turn or in runs: wide tiles and many blocks lose up to a third.
+constexpr int kColumnTile = 32, kColumnWaves = 2;
 
 // The split of the work: from the shape and the number of multiprocessors alone. All operands are
 // aligned like `like`.
 template <class T, int N>
-ColumnParams plan_columns(int64_t batches, int64_t rows, int64_t cols, const Matrix<const T>& like,
-                          ColumnShape shape) {
+ColumnParams plan_columns(int64_t batches, int64_t rows, int64_t cols,
+                          const Matrix<const T>& like) {
   ColumnParams p;
   p.rows = rows;
   p.cols = cols;
   p.batches = batches;
-  p.base = misalignment(like.data) % N;
-  p.row_shift = rows == 1 ? 0 : int(like.row_stride % N);
-  p.classes = std::min<int64_t>(N / std::gcd(N, p.row_shift), rows);
-  p.interleave = shape.interleave;
+  p.sector = N == 1 ? 1 : 2 * N;
+  p.base = misalignment(like.data, 32) % p.sector;
+  p.row_shift = rows == 1 ? 0 : int(like.row_stride % p.sector);
+  p.classes = p.sector / std::gcd(p.sector, p.row_shift);
   const bool shifted = p.base != 0 || p.classes > 1;
-  p.vector_cols = ceil_div(cols + (shifted ? N - 1 : 0), N);
+  p.vector_cols = ceil_div(cols + (shifted ? p.sector - 1 : 0), N);
   p.width = p.vector_cols * N;
-  p.tile = shape.tile;
+  p.tile = kColumnTile;
   while (p.tile > 1 && p.tile / 2 >= p.vector_cols) p.tile /= 2;
   const int64_t tiles = ceil_div(p.vector_cols, p.tile) * p.classes * batches;
-  const int64_t wanted = ceil_div(int64_t(multiprocessors()) * shape.waves, tiles);
+  // Rounded down: a block more than fits at once would double the time.
+  const int64_t wanted = int64_t(multiprocessors()) * kColumnWaves / tiles;
   // A chunk is worth a block only if each of its threads has a few rows.
-  const int64_t most = ceil_div(rows, p.classes * (kColumnThreads / p.tile) * 4);
-  p.chunks = tuning.rows ? ceil_div(rows, tuning.rows) : std::min(wanted, most);
-  p.chunks = std::clamp<int64_t>(p.chunks, 1, 65535 / p.classes);
+  const int64_t in_class = ceil_div(rows, p.classes);
+  const int64_t most = ceil_div(in_class, kColumnThreads / p.tile * 4);
+  const int64_t chunks = tuning.rows ? ceil_div(in_class, tuning.rows) : std::min(wanted, most);
+  p.chunks = int(std::clamp<int64_t>(chunks, 1, 65535 / p.classes));
   return p;
 }
 
@@ -200,7 +221,7 @@ void sum_columns(const ColumnParams& p, const Visitor& visitor,
   launch(column_sums<N, Visitor>, {grid, dim3(kColumnThreads), stream}, p, visitor, partial);
   const int height = p.parts() <= 16 ? 4 : 32;
   const dim3 finish(unsigned(ceil_div(p.cols, 32)), 1, unsigned(p.batches));
-  launch(column_finish<N, T>, {finish, dim3(32 * height), stream}, p, partial, out);
+  launch(column_finish<T>, {finish, dim3(32 * height), stream, 0, true}, p, partial, out);
 }
 
 }  // namespace opforge

@@ -16,7 +16,7 @@
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
-#if defined(__AVX2__) || defined(__F16C__) || defined(__FMA__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -162,8 +162,9 @@ OPFORGE_INLINE V rectify_gradient(V grad, V y) {
   return y <= 0 ? V{} : grad;
 }
 
-// Asks for 2 MB pages behind a large new output: torch gets it from the system afresh, which maps it
-// page by page as it is first written, and with 4 KB pages that takes longer than everything else.
+// Asks for 2 MB pages behind a large new output: torch gets it from the system afresh, which maps
+// it page by page as it is first written, and with 4 KB pages that takes longer than everything
+// else.
 inline void prefer_huge_pages([[maybe_unused]] void* p, [[maybe_unused]] int64_t bytes) {
 #if defined(__linux__)
   constexpr uintptr_t page = 4096;
@@ -223,9 +224,7 @@ struct Tiles {
     }
   }
 
-  int64_t length(const Walk<N>& at) const {
-    return std::min(tile, row - at.index[dim] * tile);
-  }
+  int64_t length(const Walk<N>& at) const { return std::min(tile, row - at.index[dim] * tile); }
 
   void swap(int a, int b) {
     std::swap(outer.size[a], outer.size[b]);
@@ -292,60 +291,63 @@ void elementwise(const Layout<N + 1>& layout, T* out, const T* const (&in)[N], c
 // --- sums ---------------------------------------------------------------------------------------
 
 // Every sum below is cut into blocks by its shape alone, never by the number of threads, and the
-// blocks are summed in turn by the same rules: the same bits every time. 16-bit numbers are summed in
-// float; float in double, which memory is too slow to let anyone notice, and which leaves no error
-// but the final rounding.
+// blocks are summed in turn by the same rules: the same bits every time. 16-bit numbers are summed
+// in float; of float, four numbers are added as they are and the rest is done in double, which
+// takes no longer than reading them and leaves hardly an error but the final rounding.
 template <class T>
 using sum_t = std::conditional_t<sizeof(T) == 2, float, double>;
 template <class T>
 using sum_vec = vec<sum_t<T>>;
 template <class T>
-constexpr int64_t kSumLanes = kLanes<sum_t<T>>;
+constexpr int kParts = kLanes<T> / kLanes<sum_t<T>>;  // 2 for float, else 1
 
-typedef float HalfVector __attribute__((vector_size(16)));
+// Lanes 0 to 3 of a float vector as doubles, or lanes 4 to 7.
+template <int part>
+OPFORGE_INLINE vec<double> widen_part(vec<float> v) {
+#if defined(__AVX__)  // gcc 12 splits the portable form into pairs of lanes
+  return _mm256_cvtps_pd(_mm256_extractf128_ps(v, part));
+#else
+  constexpr int k = 4 * part;
+  return __builtin_convertvector(__builtin_shufflevector(v, v, k, k + 1, k + 2, k + 3),
+                                 vec<double>);
+#endif
+}
 
-// kSumLanes numbers, in the type they are summed in.
 template <class T>
-OPFORGE_INLINE sum_vec<T> load_terms(const T* p, int64_t stride) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (stride == 1) {
-      HalfVector v;
-      std::memcpy(&v, p, sizeof v);
-      return __builtin_convertvector(v, sum_vec<T>);
-    }
-    return sum_vec<T>{p[0], p[stride], p[2 * stride], p[3 * stride]};
+OPFORGE_INLINE void add_to(sum_vec<T> (&acc)[kParts<T>], vec<T> v) {
+  if constexpr (kParts<T> == 1) {
+    acc[0] += v;
   } else {
-    return load(p, stride);
+    acc[0] += widen_part<0>(v);
+    acc[1] += widen_part<1>(v);
   }
 }
 
-constexpr int64_t kBlockTerms = 4096;   // of one sum, along memory
-constexpr int64_t kBlockRows = 256;     // of many sums side by side
-constexpr int64_t kBlockColumns = 2048;  // partial sums that stay in the L1 cache
-
-// sums[0..lanes of v) += v
-template <class Sum, class V>
-OPFORGE_INLINE void add_to(Sum* sums, V v) {
-  if constexpr (sizeof(v[0]) == sizeof(Sum)) {
+template <class T>
+OPFORGE_INLINE void add_to(sum_t<T>* sums, vec<T> v) {
+  if constexpr (kParts<T> == 1) {
     store(sums, load(sums) + v);
   } else {
-    HalfVector parts[2];
-    std::memcpy(parts, &v, sizeof v);
-    store(sums, load(sums) + __builtin_convertvector(parts[0], vec<Sum>));
-    store(sums + 4, load(sums + 4) + __builtin_convertvector(parts[1], vec<Sum>));
+    store(sums, load(sums) + widen_part<0>(v));
+    store(sums + 4, load(sums + 4) + widen_part<1>(v));
   }
 }
 
-template <class V>
-OPFORGE_INLINE auto sum_lanes(V v) {
-  constexpr int lanes = sizeof(V) / sizeof(v[0]);
-  for (int width = lanes / 2; width > 0; width /= 2) {
-    for (int i = 0; i < width; ++i) v[i] += v[i + width];
-  }
-  return v[0];
+constexpr int64_t kBlockTerms = 4096;    // of one sum, along memory
+constexpr int64_t kBlockRows = 256;      // of many sums side by side
+constexpr int64_t kBlockColumns = 2048;  // partial sums that stay in the L1 cache
+
+template <class C, class V>
+OPFORGE_INLINE C sum_lanes(V v) {
+  C lanes[sizeof(V) / sizeof(C)];
+  store(lanes, v);
+  if constexpr (sizeof(C) == 8) return (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
+  return ((lanes[0] + lanes[4]) + (lanes[1] + lanes[5])) +
+         ((lanes[2] + lanes[6]) + (lanes[3] + lanes[7]));
 }
 
-// Calls f with the stride, as a constant where it is 1: the compiler makes that loop free of choices.
+// Calls f with the stride, as a constant where it is 1: the compiler makes that loop free of
+// choices.
 template <class F>
 OPFORGE_INLINE void with_stride(int64_t stride, const F& f) {
   if (stride == 1) {
@@ -361,38 +363,47 @@ OPFORGE_INLINE Out round_sum(Sum x) {
   return narrow<Out>(compute_t<Out>(x));
 }
 
-// acc[k % 8] += the k-th vector of the row: eight sums in flight hide the latency of an addition.
+// Adds up a row of terms. Two accumulators, each for four vectors at a time: enough additions are
+// in flight to hide their latency.
 template <class T, class Stride>
-OPFORGE_INLINE void add_row(sum_vec<T> (&acc)[8], const T* p, Stride stride, int64_t n) {
-  constexpr int64_t lanes = kSumLanes<T>;
+OPFORGE_INLINE void add_row(sum_vec<T> (&acc)[2][kParts<T>], const T* p, Stride stride, int64_t n) {
+  constexpr int64_t lanes = kLanes<T>;
+  const auto at = [&](int64_t i) { return load(p + i * stride, stride); };
+  const auto four = [&](int64_t i) {
+    return (at(i) + at(i + lanes)) + (at(i + 2 * lanes) + at(i + 3 * lanes));
+  };
   int64_t i = 0;
-  for (; i + 8 * lanes <= n; i += 8 * lanes) {
-    for (int k = 0; k < 8; ++k) acc[k] += load_terms(p + (i + k * lanes) * stride, stride);
+  const bool fours = kParts<T> == 1 || n >= 512;  // a short sum of floats is all done in double
+  for (; fours && i + 8 * lanes <= n; i += 8 * lanes) {
+    // 2 KB ahead: the hardware by itself stops at the end of every page.
+    for (int64_t line = 0; line < 8 * lanes; line += 64 / int64_t(sizeof(T))) {
+      __builtin_prefetch(p + (i + line) * stride + 2048 / sizeof(T));
+    }
+    add_to<T>(acc[0], four(i));
+    add_to<T>(acc[1], four(i + 4 * lanes));
   }
-  for (; i + lanes <= n; i += lanes) acc[0] += load_terms(p + i * stride, stride);
-  for (int k = 0; i < n; ++i, ++k) acc[1][k] += widen(p[i * stride]);
+  for (; i + lanes <= n; i += lanes) add_to<T>(acc[0], at(i));
+  if (i < n) add_to<T>(acc[1], load_some(p + i * stride, stride, n - i));
 }
 
-// acc[j] += the sum of column j of some rows, four at a time so that acc is touched less often.
+// sums[j] += column j of up to four rows.
 template <class T, class Stride>
-OPFORGE_INLINE void add_columns(sum_t<T>* acc, const T* const (&row)[4], int rows,
-                                Stride stride, int64_t n) {
-  constexpr int64_t lanes = kSumLanes<T>;
-  int64_t j = 0;
+OPFORGE_INLINE void add_columns(sum_t<T>* sums, const T* const (&row)[4], int rows, Stride stride,
+                                int64_t n) {
+  constexpr int64_t lanes = kLanes<T>;
+  const int64_t whole = n / lanes * lanes;
+  const auto at = [&](int r, int64_t j) { return load(row[r] + j * stride, stride); };
   if (rows == 4) {
-    for (; j + lanes <= n; j += lanes) {
-      const auto at = [&](int r) { return load_terms(row[r] + j * stride, stride); };
-      store(acc + j, load(acc + j) + ((at(0) + at(1)) + (at(2) + at(3))));
+    for (int64_t j = 0; j < whole; j += lanes) {
+      add_to<T>(sums + j, (at(0, j) + at(1, j)) + (at(2, j) + at(3, j)));
     }
   } else {
     for (int r = 0; r < rows; ++r) {
-      for (j = 0; j + lanes <= n; j += lanes) {
-        store(acc + j, load(acc + j) + load_terms(row[r] + j * stride, stride));
-      }
+      for (int64_t j = 0; j < whole; j += lanes) add_to<T>(sums + j, at(r, j));
     }
   }
-  for (; j < n; ++j) {
-    for (int r = 0; r < rows; ++r) acc[j] += widen(row[r][j * stride]);
+  for (int r = 0; r < rows; ++r) {
+    for (int64_t j = whole; j < n; ++j) sums[j] += widen(row[r][j * stride]);
   }
 }
 
@@ -408,14 +419,15 @@ void sum_along(const In* x, const Layout<2>& kept, const Tiles<1>& terms, int64_
     for (int64_t block = begin % blocks; begin < end; ++begin) {
       const int64_t first = block * group, last = std::min(first + group, pieces);
       Walk<1> piece(terms.outer, first);
-      sum_vec<In> acc[8] = {};
+      sum_vec<In> acc[2][kParts<In>] = {};
       with_stride(terms.stride[0], [&](auto stride) {
         for (int64_t i = first; i < last; ++i, piece.next()) {
           add_row(acc, x + at.offset[0] + piece.offset[0], stride, terms.length(piece));
         }
       });
-      const auto total = sum_lanes(((acc[0] + acc[1]) + (acc[2] + acc[3])) +
-                                   ((acc[4] + acc[5]) + (acc[6] + acc[7])));
+      sum_vec<In> all = acc[0][0] + acc[1][0];
+      if constexpr (kParts<In> == 2) all += acc[0][1] + acc[1][1];
+      const auto total = sum_lanes<sum_t<In>>(all);
       out[block * outputs + at.offset[1]] = round_sum<Out>(total);
       if (++block == blocks) {
         block = 0;
@@ -467,6 +479,15 @@ void sum(const In* x, const Layout<2>& kept, const Layout<1>& reduced, Out* out)
   const int64_t kept_step = kept.stride[0][0], reduced_step = reduced.stride[0][0];
   const bool across = kept.rank > 0 && (count < 16 || kept_step == 1 ||
                                         (reduced_step != 1 && kept_step < reduced_step));
+  // Short rows, end to end in memory: many together make a row that fills vectors.
+  const int64_t fold = divide_up(256, outputs), wide = fold * outputs, rest = count % fold;
+  if (outputs < 64 && kept.rank == 1 && reduced.rank == 1 && kept_step == 1 &&
+      kept.stride[1][0] == 1 && reduced_step == outputs && count >= 16 * fold) {
+    const auto partial = std::make_unique_for_overwrite<sum_t<In>[]>(size_t(wide + outputs));
+    sum_rows(x, count / fold, wide, partial.get());
+    if (rest > 0) sum_rows(x + (count - rest) * outputs, rest, outputs, partial.get() + wide);
+    return sum_rows<sum_t<In>>(partial.get(), fold + (rest > 0), outputs, out);
+  }
   const auto run = [&](int64_t blocks, const auto& level) {
     if (blocks == 1) return level(out);
     const auto partial = std::make_unique_for_overwrite<sum_t<In>[]>(size_t(blocks * outputs));

@@ -12,6 +12,7 @@
 #include <opforge/launch.h>
 #include <opforge/vec.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -26,86 +27,123 @@ struct ElementwiseParams {
   Walk<Index, Inputs + 1> walk;  // operand 0 is the output
 };
 
+// How the last input is read; all others are dense.
+enum class Last {
+  dense,
+  repeats,  // a row that comes again and again: a bias
+  rows,     // rows of its own, of neighbours or of one value each: a column, a matrix of a batch
+};
+
+// Two blocks of 1024 threads per multiprocessor: 32 registers, so that all 2048 threads fit. A
+// quarter fewer threads cost a two-input bf16 op 6%.
+constexpr int kMaxBlock = 1024;
+constexpr int blocks_per_multiprocessor(Last last) { return last == Last::rows ? 1 : 2; }
+
 namespace detail {
 
 template <class T, int Inputs, class F, size_t... K>
-__device__ __forceinline__ T apply(const F& f, const T (&x)[Inputs], std::index_sequence<K...>) {
-  return narrow<T>(f(widen(x[K])...));
+__device__ __forceinline__ T apply(const F& f, const compute_t<T> (&x)[Inputs],
+                                   std::index_sequence<K...>) {
+  return narrow<T>(f(x[K]...));
 }
 
-// Elements [first, first + N) of input k; only the first `n` of them exist.
-template <int N, class T, int Inputs, class Index>
-__device__ __forceinline__ Vec<T, N> gather(const ElementwiseParams<T, Inputs, Index>& p, int k,
-                                            Index first, int n) {
-  Vec<T, N> result;
-  if (p.dense[k]) {
-    if (n == N) return load<N>(p.in[k] + first);
-    for (int e = 0; e < N; ++e) {
-      if (e < n) result.value[e] = p.in[k][first + e];
-    }
-    return result;
-  }
-  Index inner;
-  int64_t offset = p.walk.offset(k + 1, first, inner);
-  const Index length = p.walk.size[0].divisor;
-  const int64_t step = p.walk.stride[k + 1][0];
-  const T* address = p.in[k] + offset;
-  if (n == N && inner + N <= length) {  // within one row: a vector, or one value for all
-    if (step == 1 && reinterpret_cast<uintptr_t>(address) % sizeof(Vec<T, N>) == 0) {
-      return load<N>(address);
-    }
-    if (step == 0) {
-      const T value = *address;
+// N elements from `address` on, as one vector where that is possible.
+template <int N, class T>
+__device__ __forceinline__ bool gather_vector(const T* address, compute_t<T> (&result)[N]) {
+  if (reinterpret_cast<uintptr_t>(address) % sizeof(Vec<T, N>) != 0) return false;
+  const Vec<T, N> v = load<N>(address);
 #pragma unroll
-      for (int e = 0; e < N; ++e) result.value[e] = value;
-      return result;
-    }
-  }
+  for (int e = 0; e < N; ++e) result[e] = widen(v.value[e]);
+  return true;
+}
+
+// Elements [first, first + N) of a row that repeats. Reading past the last output is harmless.
+template <int N, class T, class Index>
+__device__ __forceinline__ void gather_repeated(const T* row, const Divider<Index>& length,
+                                                Index first, compute_t<T> (&result)[N]) {
+  Index inner = first - length.divide(first) * length.divisor;
+  if (inner + N <= length.divisor && gather_vector(row + inner, result)) return;
 #pragma unroll
   for (int e = 0; e < N; ++e) {
-    if (e < n) {
-      result.value[e] = p.in[k][offset];
-      offset += step;
-      if (++inner == length && e + 1 < n) offset = p.walk.offset(k + 1, first + e + 1, inner);
-    }
+    result[e] = widen(row[inner]);
+    if (++inner == length.divisor) inner = 0;
   }
-  return result;
+}
+
+// Elements [first, first + n) of rows at least N long: there is one step to a next row at most.
+template <int N, class T, int Inputs, class Index>
+__device__ __forceinline__ void gather_rows(const ElementwiseParams<T, Inputs, Index>& p,
+                                            Index first, int n, compute_t<T> (&result)[N]) {
+  constexpr int k = Inputs - 1;
+  Index inner, start;
+  const T* address = p.in[k] + p.walk.offset(k + 1, first, inner);
+  const Index length = p.walk.size[0].divisor;
+  const int left = length - inner < N ? int(length - inner) : N;  // of this row
+  const bool neighbours = p.walk.stride[k + 1][0] == 1;           // or one value per row
+  if (neighbours && left >= N && n == N && gather_vector(address, result)) return;
+  const T* next = left < n ? p.in[k] + p.walk.offset(k + 1, first + left, start) : address;
+  if (neighbours) {
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      if (e < n) result[e] = widen((e < left ? address : next - left)[e]);
+    }
+  } else {
+    const compute_t<T> here = widen(*address), there = widen(*next);
+#pragma unroll
+    for (int e = 0; e < N; ++e) result[e] = e < left ? here : there;
+  }
 }
 
 }  // namespace detail
 
-template <class T, int Inputs, class Index, class F>
-__global__ void elementwise_vectors(const ElementwiseParams<T, Inputs, Index> p, const F f) {
-  constexpr int N = kVec<T>;
+template <Last last, class T, int Inputs, class Index, class F>
+__global__ void __launch_bounds__(kMaxBlock, blocks_per_multiprocessor(last))
+    elementwise_vectors(const ElementwiseParams<T, Inputs, Index> p, const F f) {
+  constexpr int N = kVec<T>, kDense = last == Last::dense ? Inputs : Inputs - 1;
+  using A = compute_t<T>;
   const Index first = (Index(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (first >= p.count) return;
   const int n = p.count - first < N ? int(p.count - first) : N;
-  Vec<T, N> in[Inputs], out;
+  Vec<T, N> in[Inputs];
+  if (n == N) {
 #pragma unroll
-  for (int k = 0; k < Inputs; ++k) in[k] = detail::gather<N>(p, k, first, n);
+    for (int k = 0; k < kDense; ++k) in[k] = load<N>(p.in[k] + first);
+  } else {
+    for (int e = 0; e < n; ++e) {
+#pragma unroll
+      for (int k = 0; k < kDense; ++k) in[k].value[e] = p.in[k][first + e];
+    }
+  }
+  A other[N];
+  if constexpr (last == Last::repeats) {
+    detail::gather_repeated<N>(p.in[Inputs - 1], p.walk.size[0], first, other);
+  } else if constexpr (last == Last::rows) {
+    detail::gather_rows<N>(p, first, n, other);
+  }
+  Vec<T, N> out;
 #pragma unroll
   for (int e = 0; e < N; ++e) {
-    T x[Inputs];
+    A x[Inputs];
 #pragma unroll
-    for (int k = 0; k < Inputs; ++k) x[k] = in[k].value[e];
-    out.value[e] = detail::apply(f, x, std::make_index_sequence<Inputs>{});
+    for (int k = 0; k < kDense; ++k) x[k] = widen(in[k].value[e]);
+    if constexpr (last != Last::dense) x[Inputs - 1] = other[e];
+    out.value[e] = detail::apply<T>(f, x, std::make_index_sequence<Inputs>{});
   }
   if (n == N) {
     store<N>(p.out + first, out);
   } else {
-    for (int e = 0; e < N; ++e) {
-      if (e < n) p.out[first + e] = out.value[e];
-    }
+    for (int e = 0; e < n; ++e) p.out[first + e] = out.value[e];
   }
 }
 
 // For operands that allow no vectors (misaligned, transposed): neighbouring threads take
 // neighbouring elements, each thread several of them so that enough loads are in flight.
 template <class T, int Inputs, class Index, class F>
-__global__ void elementwise_elements(const ElementwiseParams<T, Inputs, Index> p, const F f) {
+__global__ void __launch_bounds__(kMaxBlock, 1)
+    elementwise_elements(const ElementwiseParams<T, Inputs, Index> p, const F f) {
   constexpr int N = kVec<T>;
   const Index first = Index(blockIdx.x) * blockDim.x * N + threadIdx.x;
-  T x[N][Inputs];
+  compute_t<T> x[N][Inputs];
 #pragma unroll
   for (int e = 0; e < N; ++e) {
     const Index i = first + Index(e) * blockDim.x;
@@ -113,14 +151,14 @@ __global__ void elementwise_elements(const ElementwiseParams<T, Inputs, Index> p
 #pragma unroll
       for (int k = 0; k < Inputs; ++k) {
         Index inner;
-        x[e][k] = p.in[k][p.dense[k] ? int64_t(i) : p.walk.offset(k + 1, i, inner)];
+        x[e][k] = widen(p.in[k][p.dense[k] ? int64_t(i) : p.walk.offset(k + 1, i, inner)]);
       }
     }
   }
 #pragma unroll
   for (int e = 0; e < N; ++e) {
     const Index i = first + Index(e) * blockDim.x;
-    if (i < p.count) p.out[i] = detail::apply(f, x[e], std::make_index_sequence<Inputs>{});
+    if (i < p.count) p.out[i] = detail::apply<T>(f, x[e], std::make_index_sequence<Inputs>{});
   }
 }
 
@@ -133,21 +171,32 @@ void elementwise_indexed(const Layout<Inputs + 1>& layout, T* out,
   p.out = out;
   p.count = Index(layout.count());
   p.walk = Walk<Index, Inputs + 1>(layout);
-  bool vectors = misalignment(out) == 0;
+  bool vectors = misalignment(out) == 0 && tuning.vec != 1;
+  Last last = Last::dense;
   for (int k = 0; k < Inputs; ++k) {
+    const int64_t* stride = layout.stride[k + 1];
     p.in[k] = in[k];
-    p.dense[k] = true;
-    for (int d = 0; d < layout.rank; ++d) {
-      p.dense[k] = p.dense[k] && layout.stride[k + 1][d] == layout.stride[0][d];
+    p.dense[k] = std::equal(stride, stride + layout.rank, layout.stride[0]);
+    if (p.dense[k]) {
+      vectors = vectors && misalignment(in[k]) == 0;
+    } else {
+      vectors = vectors && k > 0 && k == Inputs - 1 && stride[0] <= 1 && layout.size[0] >= kVec<T>;
+      last = layout.rank == 2 && stride[0] == 1 && stride[1] == 0 ? Last::repeats : Last::rows;
     }
-    const int64_t step = layout.rank == 0 ? 1 : layout.stride[k + 1][0];
-    vectors = vectors && (p.dense[k] ? misalignment(in[k]) == 0 : step == 0 || step == 1);
   }
-  if (tuning.vec == 1) vectors = false;
-  const int block = tuning.block ? tuning.block : 256;
+  // 128 threads are 2% better where a row repeats, 256 elsewhere.
+  const int block = tuning.block ? tuning.block : last == Last::repeats ? 128 : 256;
   const int64_t blocks = ceil_div(layout.count(), int64_t(block) * kVec<T>);
-  const auto kernel = vectors ? elementwise_vectors<T, Inputs, Index, F>
-                              : elementwise_elements<T, Inputs, Index, F>;
+  auto kernel = elementwise_elements<T, Inputs, Index, F>;
+  if (vectors && last == Last::dense)
+    kernel = elementwise_vectors<Last::dense, T, Inputs, Index, F>;
+  if constexpr (Inputs > 1) {
+    if (vectors && last == Last::repeats) {
+      kernel = elementwise_vectors<Last::repeats, T, Inputs, Index, F>;
+    } else if (vectors && last == Last::rows) {
+      kernel = elementwise_vectors<Last::rows, T, Inputs, Index, F>;
+    }
+  }
   launch(kernel, {dim3(unsigned(blocks)), dim3(block), stream}, p, f);
 }
 

@@ -52,16 +52,17 @@ struct Walk {
 
   // The offset of operand k at flat index i; `inner` is the position within dimension 0.
   __device__ __forceinline__ int64_t offset(int k, Index i, Index& inner) const {
-    int64_t result = 0;
-    inner = 0;
-    for (int d = 0; d < rank; ++d) {
-      const Index next = d + 1 < rank ? size[d].divide(i) : Index(0);
-      const Index at = d + 1 < rank ? i - next * size[d].divisor : i;
-      if (d == 0) inner = at;
-      result += int64_t(at) * stride[k][d];
-      i = next;
+    inner = i;
+    if (rank <= 1) return rank == 0 ? 0 : int64_t(i) * stride[k][0];
+    Index rest = size[0].divide(i);
+    inner = i - rest * size[0].divisor;
+    int64_t result = int64_t(inner) * stride[k][0];
+    for (int d = 1; d + 1 < rank; ++d) {
+      const Index next = size[d].divide(rest);
+      result += int64_t(rest - next * size[d].divisor) * stride[k][d];
+      rest = next;
     }
-    return result;
+    return result + int64_t(rest) * stride[k][rank - 1];
   }
 };
 

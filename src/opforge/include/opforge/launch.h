@@ -5,9 +5,11 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdint>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 namespace opforge {
 
@@ -24,7 +26,25 @@ struct Config {
   dim3 block;
   cudaStream_t stream;
   size_t shared_bytes = 0;
+  // Start while the previous kernel of the stream drains; the kernel must call await_previous()
+  // before it reads what that one wrote. Hides the launch of a small second kernel.
+  bool overlap_previous = false;
 };
+
+// In the kernel launched with overlap_previous: all writes of the previous kernel are visible
+// after.
+__device__ __forceinline__ void await_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// In the kernel before it: from here on the next one may be started.
+__device__ __forceinline__ void release_next() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
 
 template <class... Params, class... Args>
 inline void launch(void (*kernel)(Params...), const Config& config, Args&&... args) {
@@ -33,6 +53,11 @@ inline void launch(void (*kernel)(Params...), const Config& config, Args&&... ar
   raw.blockDim = config.block;
   raw.dynamicSmemBytes = config.shared_bytes;
   raw.stream = config.stream;
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  raw.attrs = &overlap;
+  raw.numAttrs = config.overlap_previous ? 1 : 0;
   const cudaError_t code = cudaLaunchKernelEx(&raw, kernel, Params(std::forward<Args>(args))...);
   if (code == cudaSuccess) return;
   std::ostringstream what;
@@ -45,10 +70,14 @@ inline void launch(void (*kernel)(Params...), const Config& config, Args&&... ar
 // How the work is split may follow the shape and this number, never an occupancy query: the same
 // shape gives the same order of additions, hence the same bits.
 inline int multiprocessors() {
-  int device = 0, count = 0;
+  static std::atomic<int> known[64];  // per device; asking CUDA takes half a microsecond
+  int device = 0;
   cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+  if (device < 64 && known[device] != 0) return known[device];
+  int count = 0;
   cuda_check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
              "cudaDeviceGetAttribute");
+  if (device < 64) known[device] = count;
   return count;
 }
 

@@ -3,6 +3,8 @@
 // Host code; includes no torch header.
 #pragma once
 
+#include <opforge/types.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -105,6 +107,10 @@ template <class T>
 struct Matrix {
   T* data;
   int64_t row_stride, col_stride;
+
+  OPFORGE_HOST_DEVICE T* at(int64_t row, int64_t col) const {
+    return data + row * row_stride + col * col_stride;
+  }
 };
 
 }  // namespace opforge

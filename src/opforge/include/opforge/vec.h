@@ -24,10 +24,10 @@ __device__ __forceinline__ void store(T* address, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(address) = v;
 }
 
-// How many elements `address` lies past a 16-byte boundary.
+// How many elements `address` lies past a boundary of so many bytes.
 template <class T>
-inline int misalignment(const T* address) {
-  return int(reinterpret_cast<uintptr_t>(address) % 16 / sizeof(T));
+inline int misalignment(const T* address, int bytes = 16) {
+  return int(reinterpret_cast<uintptr_t>(address) % bytes / sizeof(T));
 }
 
 }  // namespace opforge

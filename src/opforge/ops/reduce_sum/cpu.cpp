@@ -49,9 +49,8 @@ Tensor reduce_sum_cpu(const Tensor& x, std::optional<std::vector<int64_t>> dim, 
     copy_into(copy, x);
     return reduce_sum_cpu(copy, dim, keepdim);
   }
-  dispatch(dtype_of(x), [&]<class T>(Type<T>) {
-    sum(data<T>(x), kept, terms, mutable_data<T>(y));
-  });
+  dispatch(dtype_of(x),
+           [&]<class T>(Type<T>) { sum(data<T>(x), kept, terms, mutable_data<T>(y)); });
   return y;
 }
 

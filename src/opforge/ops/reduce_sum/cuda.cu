@@ -44,36 +44,36 @@ Split split(const Tensor& x, const std::optional<std::vector<int64_t>>& dim, boo
   return result;
 }
 
-template <class T>
+template <class T, class Index>
 void sum_as_rows(const Tensor& x, const Split& s, const Tensor& y, cudaStream_t stream) {
   Layout<1> runs = s.reduced;  // without its innermost, contiguous dim
   runs.rank = std::max(runs.rank - 1, 0);
   std::copy_n(s.reduced.size + 1, runs.rank, runs.size);
   std::copy_n(s.reduced.stride[0] + 1, runs.rank, runs.stride[0]);
-  RowParams<T> p;
+  RowParams<T, Index> p;
   p.x = data<T>(x);
   p.outputs = y.numel();
-  p.kept = Walk<uint64_t, 1>(s.kept);
+  p.kept = Walk<Index, 1>(s.kept);
   p.runs = runs.count();
-  p.run = Walk<uint64_t, 1>(runs);
+  p.run = Walk<Index, 1>(runs);
   p.length = s.reduced.count() / p.runs;
   cut_runs(p);
-  if (p.pieces() == 1) {
+  const int64_t shape[2] = {p.outputs, int64_t(p.pieces.divisor)}, stride[2] = {shape[1], 1};
+  if (shape[1] == 1) {
     sum_rows(p, mutable_data<T>(y), stream);
     return;
   }
   using A = compute_t<T>;
-  const int64_t shape[2] = {p.outputs, p.pieces()}, stride[2] = {shape[1], 1};
   const Tensor partial = empty(shape, accumulator_dtype(x), x);
   sum_rows(p, mutable_data<A>(partial), stream);
-  RowParams<A> finish;
+  RowParams<A, Index> finish;
   finish.x = data<A>(partial);
   finish.outputs = p.outputs;
-  finish.kept = Walk<uint64_t, 1>(flatten_in_order({shape, 1}, {stride, 1}));
-  finish.runs = finish.cuts = 1;
+  finish.kept = Walk<Index, 1>(flatten_in_order({shape, 1}, {stride, 1}));
+  finish.runs = 1;
   finish.length = finish.piece = shape[1];
   finish.group = row_group<A>(shape[1]);
-  sum_rows(finish, mutable_data<T>(y), stream);
+  sum_rows(finish, mutable_data<T>(y), stream, true);
 }
 
 template <class T>
@@ -82,33 +82,30 @@ void sum_as_columns(const Tensor& x, const Split& s, const Tensor& y, cudaStream
   const Matrix<const T> matrix{data<T>(x), s.reduced.stride[0][0], 1};
   const ColumnReader<T> reader{matrix, batched ? s.kept.stride[0][1] : 0};
   const auto run = [&]<int N>(Width<N>) {
-    const auto p = plan_columns<T, N>(batched ? s.kept.size[1] : 1, s.reduced.size[0],
-                                      s.kept.size[0], matrix, {32, 2, true});
+    const auto p =
+        plan_columns<T, N>(batched ? s.kept.size[1] : 1, s.reduced.size[0], s.kept.size[0], matrix);
     const int64_t words = p.workspace();
     const Tensor partial = empty({&words, 1}, accumulator_dtype(x), x);
     sum_columns<N>(p, reader, mutable_data<compute_t<T>>(partial), mutable_data<T>(y), stream);
   };
   // Matrices of a batch must share one alignment.
-  if (reader.batch_stride % kVec<T> == 0) {
+  if (reader.batch_stride % (2 * kVec<T>) == 0) {
     with_vectors<T>({matrix}, run);
   } else {
     run(Width<1>{});
   }
 }
 
-template <class T>
+template <class T, class Index>
 void sum_as_elements(const Tensor& x, const Split& s, const Tensor& y, cudaStream_t stream) {
   const int64_t length = s.reduced.count();
   // Lanes side by side should read side by side: down the reduced dims, or across the outputs.
   const bool across = s.kept.rank > 0 && s.kept.stride[0][0] == 1;
   int group = across ? 1 : 32;
   while (group < 256 && group * 64 < length) group *= 2;
-  const auto run = [&]<class Index>(Type<Index>) {
-    sum_elements<T, Index>(
-        {data<T>(x), y.numel(), length, Walk<Index, 1>(s.kept), Walk<Index, 1>(s.reduced), group},
-        mutable_data<T>(y), stream);
-  };
-  x.numel() < (int64_t(1) << 31) ? run(Type<uint32_t>{}) : run(Type<uint64_t>{});
+  sum_elements<T, Index>(
+      {data<T>(x), y.numel(), length, Walk<Index, 1>(s.kept), Walk<Index, 1>(s.reduced), group},
+      mutable_data<T>(y), stream);
 }
 
 void sum(const Tensor& x, const Split& s, const Tensor& y) {
@@ -121,12 +118,13 @@ void sum(const Tensor& x, const Split& s, const Tensor& y) {
     const bool contiguous_kept = s.reduced.rank == 1 && s.kept.rank >= 1 && s.kept.rank <= 2 &&
                                  s.kept.stride[0][0] == 1 &&
                                  (s.kept.rank == 1 || s.kept.size[1] <= 65535);
+    const bool small = x.numel() < (int64_t(1) << 31);
     if (contiguous_run) {
-      sum_as_rows<T>(x, s, y, stream);
+      (small ? sum_as_rows<T, uint32_t> : sum_as_rows<T, uint64_t>)(x, s, y, stream);
     } else if (contiguous_kept) {
       sum_as_columns<T>(x, s, y, stream);
     } else {
-      sum_as_elements<T>(x, s, y, stream);
+      (small ? sum_as_elements<T, uint32_t> : sum_as_elements<T, uint64_t>)(x, s, y, stream);
     }
   });
 }

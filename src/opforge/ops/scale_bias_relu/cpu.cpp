@@ -28,10 +28,10 @@ OPFORGE_INLINE void backward_row(const T* grad, int64_t grad_step, const T* y, i
                                  vec<T> scale, int64_t n, T* grad_x, sum_t<T>* sums) {
   int64_t j = 0;
   for (; j + kLanes<T> <= n; j += kLanes<T>) {
-    const auto passed = rectify_gradient(load(grad + j * grad_step, grad_step),
-                                         load(y + j * y_step, y_step));
+    const auto passed =
+        rectify_gradient(load(grad + j * grad_step, grad_step), load(y + j * y_step, y_step));
     store(grad_x + j, passed * scale);
-    add_to(sums + j, passed);
+    add_to<T>(sums + j, passed);
   }
   if (j == n) return;
   const auto passed = rectify_gradient(load_some(grad + j * grad_step, grad_step, n - j),
@@ -52,7 +52,9 @@ std::tuple<Tensor, Tensor> scale_bias_relu_backward_cpu(const Tensor& grad_y, co
   const MatrixView grad = as_matrix(grad_y), result = as_matrix(y);
   const int64_t rows = result.rows, cols = result.cols;
   dispatch(dtype_of(y), [&]<class T>(Type<T>) {
-    prefer_huge_pages(mutable_data<T>(grad_x), rows * cols * int64_t(sizeof(T)));
+    const T *const grad_data = grad.data<T>(), *const y_data = result.data<T>();
+    T* const out = mutable_data<T>(grad_x);
+    prefer_huge_pages(out, rows * cols * int64_t(sizeof(T)));
     // A task is a block of rows for some columns, whose sums stay in the L1 cache. The blocks
     // depend on the shape alone, and so do the bits of grad_bias.
     constexpr int64_t block = 64;
@@ -60,19 +62,19 @@ std::tuple<Tensor, Tensor> scale_bias_relu_backward_cpu(const Tensor& grad_y, co
     const auto sums = std::make_unique<sum_t<T>[]>(size_t(blocks * cols));
     const vec<T> factor = vec<T>{} + compute_t<T>(scale);
     const int64_t per_task = std::min(block, rows) * std::min(kBlockColumns, cols);
-    parallel_for(blocks * tiles, std::max<int64_t>(1, kGrain / per_task), [&](int64_t i, int64_t end) {
-      for (; i < end; ++i) {
-        const int64_t first = i / tiles * block, last = std::min(first + block, rows);
-        const int64_t col = i % tiles * kBlockColumns, n = std::min(kBlockColumns, cols - col);
-        for (int64_t row = first; row < last; ++row) {
-          backward_row(grad.data<T>() + row * grad.row_stride + col * grad.col_stride,
-                       grad.col_stride,
-                       result.data<T>() + row * result.row_stride + col * result.col_stride,
-                       result.col_stride, factor, n, mutable_data<T>(grad_x) + row * cols + col,
-                       sums.get() + i / tiles * cols + col);
-        }
-      }
-    });
+    parallel_for(
+        blocks * tiles, std::max<int64_t>(1, kGrain / per_task), [&](int64_t i, int64_t end) {
+          for (; i < end; ++i) {
+            const int64_t first = i / tiles * block, last = std::min(first + block, rows);
+            const int64_t col = i % tiles * kBlockColumns, n = std::min(kBlockColumns, cols - col);
+            for (int64_t row = first; row < last; ++row) {
+              backward_row(
+                  grad_data + row * grad.row_stride + col * grad.col_stride, grad.col_stride,
+                  y_data + row * result.row_stride + col * result.col_stride, result.col_stride,
+                  factor, n, out + row * cols + col, sums.get() + i / tiles * cols + col);
+            }
+          }
+        });
     sum_rows<sum_t<T>>(sums.get(), blocks, cols, mutable_data<T>(grad_bias));
   });
   return {grad_x, grad_bias};

@@ -38,9 +38,10 @@ std::tuple<Tensor, Tensor> scale_bias_relu_backward_cuda(const Tensor& grad_y, c
   }
   const MatrixView grad = as_matrix(grad_y), kept = as_matrix(y), out = as_matrix(grad_x);
   dispatch(dtype_of(y), [&]<class T>(Type<T>) {
-    const ScaleBiasReluBackward<T> visitor{grad.read<T>(), kept.read<T>(), out.write<T>(), scale};
+    const ScaleBiasReluBackward<T> visitor{grad.read<T>(), kept.read<T>(), out.write<T>(),
+                                           compute_t<T>(scale)};
     with_vectors<T>({grad.read<T>(), kept.read<T>(), out.read<T>()}, [&]<int N>(Width<N>) {
-      const auto p = plan_columns<T, N>(1, out.rows, out.cols, out.read<T>(), {64, 4, false});
+      const auto p = plan_columns<T, N>(1, out.rows, out.cols, out.read<T>());
       const int64_t words = p.workspace();
       const Tensor partial = empty({&words, 1}, accumulator_dtype(y), y);
       sum_columns<N>(p, visitor, mutable_data<compute_t<T>>(partial), mutable_data<T>(grad_bias),

@@ -25,9 +25,23 @@ struct ScaleBiasRelu {
 template <class T>
 struct ScaleBiasReluBackward {
   using Element = T;
+  static constexpr int kBlocks = 1;
   Matrix<const T> grad, y;
   Matrix<T> grad_x;
-  double scale;
+  compute_t<T> scale;
+
+  struct Cursor {
+    const T *grad, *y;
+    T* grad_x;
+  };
+
+  __device__ __forceinline__ Cursor start(int64_t, int64_t row, int64_t col) const {
+    return {grad.at(row, col), y.at(row, col), grad_x.at(row, col)};
+  }
+  __device__ __forceinline__ Cursor skip(const Cursor& c, int64_t rows) const {
+    return {c.grad + rows * grad.row_stride, c.y + rows * y.row_stride,
+            c.grad_x + rows * grad_x.row_stride};
+  }
 
   template <int N>
   struct Loaded {
@@ -35,43 +49,34 @@ struct ScaleBiasReluBackward {
   };
 
   template <int N, bool Whole>
-  __device__ __forceinline__ Loaded<N> load(const Span& at) const {
-    const T* g = grad.data + at.row * grad.row_stride + at.col * grad.col_stride;
-    const T* v = y.data + at.row * y.row_stride + at.col * y.col_stride;
-    if constexpr (Whole && N > 1) return {opforge::load<N>(g), opforge::load<N>(v)};
+  __device__ __forceinline__ Loaded<N> load(const Cursor& c, const Span& span) const {
+    if constexpr (Whole) return {opforge::load<N>(c.grad), opforge::load<N>(c.y)};
     Loaded<N> result;
 #pragma unroll
     for (int e = 0; e < N; ++e) {
-      if (e >= at.lo && e < at.hi) {
-        result.grad.value[e] = g[e];
-        result.y.value[e] = v[e];
+      if (e >= span.lo && e < span.hi) {
+        result.grad.value[e] = c.grad[e];
+        result.y.value[e] = c.y[e];
       }
     }
     return result;
   }
 
   template <int N, bool Whole>
-  __device__ __forceinline__ void use(const Span& at, const Loaded<N>& in,
+  __device__ __forceinline__ void use(const Cursor& c, const Span& span, const Loaded<N>& in,
                                       compute_t<T> (&sum)[N]) const {
     using A = compute_t<T>;
     Vec<T, N> out;
 #pragma unroll
     for (int e = 0; e < N; ++e) {
-      if (Whole || (e >= at.lo && e < at.hi)) {
-        const A passed = widen(in.y.value[e]) <= A(0) ? A(0) : A(widen(in.grad.value[e]));
+      if (Whole || (e >= span.lo && e < span.hi)) {
+        const A passed = widen(in.y.value[e]) <= A(0) ? A(0) : widen(in.grad.value[e]);
         out.value[e] = narrow<T>(passed * A(scale));
         sum[e] += passed;
+        if constexpr (!Whole) c.grad_x[e] = out.value[e];
       }
     }
-    T* address = grad_x.data + at.row * grad_x.row_stride + at.col;
-    if constexpr (Whole) {
-      store<N>(address, out);
-    } else {
-#pragma unroll
-      for (int e = 0; e < N; ++e) {
-        if (e >= at.lo && e < at.hi) address[e] = out.value[e];
-      }
-    }
+    if constexpr (Whole) store<N>(c.grad_x, out);
   }
 };
 

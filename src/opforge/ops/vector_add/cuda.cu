@@ -9,6 +9,8 @@ Tensor vector_add_cuda(const Tensor& a, const Tensor& b) {
   OPFORGE_CHECK(same_device(a, b), "vector_add: a and b are on different devices");
   OPFORGE_CHECK(dtype_code(a) == dtype_code(b), "vector_add: a and b differ in dtype");
   const DeviceGuard guard(a.get_device_index());
+  // Vectors need the broadcast operand last; the order does not matter to a sum.
+  if (a.numel() < b.numel()) return vector_add_cuda(b, a);
   const Tensor c = empty(broadcast(sizes(a), sizes(b)), a);
   over_elements(
       c,

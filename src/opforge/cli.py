@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ``opforge`` command. Exit codes: 0 fine, 1 found a fault, 2 could not run."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from opforge.errors import OpforgeError
+
+app = typer.Typer(
+    help="Build, inspect and ship custom PyTorch operators.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+cache_app = typer.Typer(help="Look into the build cache.", no_args_is_help=True)
+app.add_typer(cache_app, name="cache")
+out = Console()
+
+Ops = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[OP]...", help="built-in names or op folders; all built-in ops if none"),
+]
+
+
+def _records(names: list[str] | None) -> list:
+    from opforge import discover
+
+    return [discover.find(name) for name in names or discover.builtin_names()]
+
+
+@app.command()
+def build(
+    ops: Ops = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="CPU kernels")] = False,
+    cuda: Annotated[bool, typer.Option("--cuda", help="CUDA kernels; needs nvcc, no GPU")] = False,
+    arch: Annotated[
+        str | None, typer.Option(help="GPU architectures, such as '9.0' or 'Ampere;Hopper'")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--out", help="put the libraries into this folder as well")
+    ] = None,
+    wheel: Annotated[bool, typer.Option("--wheel", help="write a wheel to --out (or dist/)")] = False,
+) -> None:
+    """Compile kernels: into the cache, a folder for OPFORGE_PREBUILT, or a wheel."""
+    from opforge import settings
+    from opforge.build import compile, ship, toolchain
+    from opforge.build.plan import has_sources, plan
+
+    records = _records(ops)
+    targets = [t for t, wished in (("cpu", cpu), ("cuda", cuda)) if wished]
+    if not targets:  # what this machine can build
+        targets = ["cpu"]
+        try:
+            if settings.cuda_enabled():
+                toolchain.find_cuda()
+                targets.append("cuda")
+        except OpforgeError as reason:
+            out.print(f"CUDA kernels are left out: {reason}", highlight=False)
+    plans = [plan(op, t, arch) for op in records for t in targets if has_sources(op, t)]
+    started = time.monotonic()
+    libraries = compile.build(plans)
+    table = Table("op", "target", "architectures", "KB", "library", box=None)
+    placed = ship.to_folder(libraries, output) if output and not wheel else [b.path for b in libraries]
+    for library, path in zip(libraries, placed, strict=True):
+        facts = library.manifest
+        size = f"{facts['size'] // 1024}"
+        table.add_row(facts["op"], facts["target"], " ".join(facts["archs"]), size, str(path))
+    out.print(table)
+    if wheel:
+        made = ship.to_wheel(records, libraries, output or Path("dist"))
+        out.print(f"wheel: {made}", highlight=False)
+    out.print(f"{len(libraries)} libraries in {time.monotonic() - started:.1f} s", highlight=False)
+
+
+@app.command("list")
+def list_ops(ops: Ops = None) -> None:
+    """The ops: their schemas, dtypes and what they have kernels for."""
+    from opforge.build.plan import TARGETS, has_sources
+
+    table = Table("op", "schema", "kernels", "dtypes", box=None)
+    for op in _records(ops):
+        kernels = ", ".join(t for t in TARGETS if has_sources(op, t)) or "reference only"
+        dtypes = ", ".join(str(d).removeprefix("torch.") for d in op.dtypes)
+        table.add_row(op.name, "\n".join(s.text for s in op.kernels), kernels, dtypes)
+    out.print(table, highlight=False)
+
+
+@app.command()
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> None:
+    """What is found on this machine, and a remedy for each thing that is missing."""
+    from opforge import doctor as examination
+
+    findings = examination.examine()
+    if as_json:
+        print(json.dumps([f.__dict__ for f in findings], indent=1))
+    else:
+        table = Table("", "what", "found", box=None)
+        for f in findings:
+            mark = {"ok": "[green]ok[/]", "note": "[yellow]--[/]", "fault": "[red]!![/]"}[f.state]
+            table.add_row(mark, f.what, f.found + (f"\n→ {f.remedy}" if f.remedy else ""))
+        out.print(table, highlight=False)
+    raise typer.Exit(1 if any(f.state == "fault" for f in findings) else 0)
+
+
+@cache_app.command("ls")
+def cache_list() -> None:
+    """What is in the cache, newest first."""
+    from opforge.build import cache
+
+    table = Table("op", "target", "architectures", "KB", "built", "key", box=None)
+    for library in cache.entries():
+        facts = library.manifest
+        built = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts["created"]))
+        size = f"{facts['size'] // 1024}"
+        archs = " ".join(facts["archs"])
+        table.add_row(facts["op"], facts["target"], archs, size, built, facts["key"][:12])
+    out.print(f"{cache.root()}", highlight=False)
+    out.print(table)
+
+
+@cache_app.command("explain")
+def cache_explain(op: Annotated[str, typer.Argument(metavar="OP")]) -> None:
+    """Which ingredient of an op's key differs from what is in the cache."""
+    from opforge.build import cache
+    from opforge.build.plan import TARGETS, has_sources, plan
+
+    record = _records([op])[0]
+    for target in (t for t in TARGETS if has_sources(record, t)):
+        try:
+            wanted = plan(record, target)
+        except OpforgeError as reason:
+            out.print(f"{target}: {reason}", highlight=False)
+            continue
+        found = [
+            e.manifest
+            for e in cache.entries()
+            if e.manifest["op"] == record.name and e.manifest["target"] == target
+        ]
+        if any(e["key"] == wanted.key for e in found):
+            out.print(f"{target}: cached as {wanted.entry}", highlight=False)
+        elif not found:
+            out.print(f"{target}: never built here; its key is {wanted.key[:12]}", highlight=False)
+        else:
+            out.print(f"{target}: would be built again; since {found[0]['key'][:12]}:", highlight=False)
+            _print_difference(found[0]["ingredients"], wanted.ingredients)
+
+
+def _print_difference(old: dict[str, str], new: dict[str, str]) -> None:
+    for name in sorted({*old, *new}):
+        if old.get(name) != new.get(name):
+            short = name.startswith(("source", "header", "signature"))
+            before, after = (
+                "absent" if v is None else f"{v[:12]}…" if short else v or "(none)"
+                for v in (old.get(name), new.get(name))
+            )
+            out.print(f"  {name} changed: {before} → {after}", highlight=False, markup=False)
+
+
+@cache_app.command("prune")
+def cache_prune(
+    everything: Annotated[bool, typer.Option("--all", help="also what is in use")] = False,
+    days: Annotated[float | None, typer.Option(help="only what is older than this")] = None,
+) -> None:
+    """Remove libraries that no built-in op would load any more (and those of op folders)."""
+    from opforge.build import cache
+    from opforge.build.plan import TARGETS, has_sources, plan
+
+    keep = set()
+    for op in [] if everything else _records(None):
+        for target in (t for t in TARGETS if has_sources(op, t)):
+            try:
+                keep.add(plan(op, target).entry)
+            except OpforgeError:
+                continue  # no compiler for it here: nothing of it would be loaded
+    count, freed = cache.prune(keep, None if days is None else days * 86400)
+    out.print(f"removed {count} entries, {freed / 1e6:.1f} MB", highlight=False)
+
+
+def main() -> None:
+    """Run the command; expected errors are one line and exit code 2."""
+    try:
+        app()
+    except OpforgeError as error:
+        print(f"opforge: {error}", file=sys.stderr)
+        sys.exit(2)
