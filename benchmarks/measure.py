@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Device time of the built-in ops against a copy of the same bytes, eager PyTorch and torch.compile.
+"""Device time of the built-in ops against a copy of the same bytes, eager and torch.compile.
 
-    python benchmarks/measure.py --out benchmarks/results/h200 --commit $(git rev-parse --short HEAD)
+    python benchmarks/measure.py --out benchmarks/results/h200 --commit "$(git describe --always)"
 
 Method: a sleep kernel goes first so that the host is far ahead; CUDA events stand around several
 calls over rotating inputs that together exceed the L2; the implementations take turns; the median
@@ -69,7 +69,7 @@ class Backward:
 
     def __init__(self, function, sets, grads):
         self.calls = []
-        for inputs, grad in zip(sets, grads):
+        for inputs, grad in zip(sets, grads, strict=True):
             leaves = [t.detach().requires_grad_() for t in inputs]
             output = function(*leaves)
             self.calls.append(
@@ -82,7 +82,7 @@ class Backward:
 
 def close(got, right) -> bool:
     got, right = ([t] if isinstance(t, torch.Tensor) else list(t) for t in (got, right))
-    for a, b in zip(got, right):
+    for a, b in zip(got, right, strict=True):
         a, b = a.double(), b.double()
         if not torch.isfinite(a).all() or (a - b).norm() > 1e-2 * b.norm():
             return False
@@ -98,7 +98,7 @@ def workloads(rows, cols, dtype):
     xs = [make(rows, cols) for _ in range(count)]
     ys = [make(rows, cols) for _ in range(count)]
     bias = make(cols)
-    one, two = [(x,) for x in xs], list(zip(xs, ys))
+    one, two = [(x,) for x in xs], list(zip(xs, ys, strict=True))
     biased = [(x, bias) for x in xs]
     ours_sbr = lambda x, b: opforge.scale_bias_relu(x, b, SCALE)  # noqa: E731
     yield "relu", "forward", 2 * tensor, opforge.relu, torch.relu, one, None
@@ -116,8 +116,10 @@ def measure(rows, cols, dtype, provenance):
     for op, what, moved, ours, theirs, sets, grads in workloads(rows, cols, dtype):
         torch._dynamo.reset()
         functions = {"opforge": ours, "eager": theirs, "torch.compile": torch.compile(theirs)}
-        build = (lambda f: Forward(f, sets)) if grads is None else (lambda f: Backward(f, sets, grads))  # noqa: B023
-        built = {name: build(f) for name, f in functions.items()}
+        if grads is None:
+            built = {name: Forward(f, sets) for name, f in functions.items()}
+        else:
+            built = {name: Backward(f, sets, grads) for name, f in functions.items()}
         if grads is None:
             right = theirs(*[t.double() for t in sets[0]])
         else:
@@ -195,7 +197,9 @@ def host_times() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for <op>.json and host.json")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for <op>.json and host.json"
+    )
     parser.add_argument("--commit", required=True, help="what is being measured")
     parser.add_argument("--shapes", type=int, default=len(SHAPES), help="only the first N shapes")
     parser.add_argument("--driver", default="unknown")
@@ -212,7 +216,9 @@ def main() -> None:
     }
     args.out.mkdir(parents=True, exist_ok=True)
     host = host_times()
-    (args.out / "host.json").write_text(json.dumps({"us": host, "provenance": provenance}, indent=1))
+    (args.out / "host.json").write_text(
+        json.dumps({"us": host, "provenance": provenance}, indent=1)
+    )
     for name, value in host.items():
         print(f"{value:8.2f} us  {name}")
     rows: dict[str, list[dict]] = {}
@@ -222,7 +228,8 @@ def main() -> None:
                 rows.setdefault(row["op"], []).append(row)
                 if row["implementation"] == "opforge":
                     key = f"{row['op']:16} {row['pass']:20} {row['dtype']:9} {shape[0]}x{shape[1]}"
-                    print(f"{key:60} {row.get('us', 0):9.2f} us  {row.get('share_of_copy', row.get('error'))}")
+                    share = row.get("share_of_copy", row.get("error"))
+                    print(f"{key:60} {row.get('us', 0):9.2f} us  {share}")
                     sys.stdout.flush()
             torch.cuda.empty_cache()
     for op, found in rows.items():

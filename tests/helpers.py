@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -16,7 +17,7 @@ import torch
 from opforge import discover
 from opforge.build import plan as plans
 
-REAL_CXX = "/usr/bin/g++"
+REAL_CXX = shutil.which("g++") or "g++"
 NOBODY = 65534
 
 OP_PY = """\

@@ -83,7 +83,9 @@ def test_beyond_two_to_the_31_elements(count):
     assert torch.equal(opforge.relu(x)[tail], torch.relu(x[tail]))
     assert torch.equal(opforge.vector_add(x, x)[tail], x[tail] + x[tail])
     ones = torch.ones_like(x)
-    torch.testing.assert_close(opforge.reduce_sum(ones).double().item(), float(count), rtol=4e-3, atol=0)
+    torch.testing.assert_close(
+        opforge.reduce_sum(ones).double().item(), float(count), rtol=4e-3, atol=0
+    )
     cols = 1 << 15
     rows = count // cols
     matrix, bias = x[: rows * cols].view(rows, cols), x[:cols].clone()
@@ -107,7 +109,7 @@ def test_few_elements_far_apart():
 
 def test_out_of_memory_is_torchs_own_error_and_the_next_call_works():
     a = torch.zeros(1 << 20, 1, device="cuda")
-    with pytest.raises(torch.OutOfMemoryError, match="opforge.vector_add"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"opforge\.vector_add"):
         opforge.vector_add(a, a.t())
     assert opforge.vector_add(a, a).sum().item() == 0.0
 
@@ -186,7 +188,9 @@ def test_architecture_missing_from_the_binary_lists_both(tmp_path, monkeypatch):
     opforge.relu(torch.zeros(1, device="cuda"))
     library = load.loaded_path(op, "cuda")
     shutil.copy(library, tmp_path / "relu-cuda.so")
-    source = next(p for p in (library.with_suffix(".json"), library.parent / "manifest.json") if p.exists())
+    source = next(
+        p for p in (library.with_suffix(".json"), library.parent / "manifest.json") if p.exists()
+    )
     manifest = json.loads(source.read_text())
     manifest["archs"] = ["8.0"]
     manifest["library"] = "relu-cuda.so"

@@ -20,8 +20,8 @@ WRONG = {
     "an integer tensor": (
         lambda: opforge.relu(torch.arange(3)),
         TypeError,
-        r"x has dtype torch\.int64; supported: float32, float16, bfloat16, float64\. Convert it with "
-        r"x\.to\(torch\.float32\)",
+        r"x has dtype torch\.int64; supported: float32, float16, bfloat16, float64\. "
+        r"Convert it with x\.to\(torch\.float32\)",
     ),
     "a complex tensor": (
         lambda: opforge.reduce_sum(torch.zeros(3, dtype=torch.complex64)),
@@ -46,7 +46,8 @@ WRONG = {
     "a bias of another length": (
         lambda: opforge.scale_bias_relu(x, torch.randn(7), 1.0),
         ValueError,
-        r"bias must have shape \(8,\), one value per column of x, which has shape \(4, 8\); got \(7,\)",
+        r"bias must have shape \(8,\), one value per column of x, which has shape \(4, 8\); "
+        r"got \(7,\)",
     ),
     "a bias of another rank": (
         lambda: opforge.scale_bias_relu(x, torch.randn(1, 8), 1.0),

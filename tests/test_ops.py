@@ -9,10 +9,10 @@ import pickle
 
 import pytest
 import torch
+import truth
 from torch.library import opcheck
 
 import opforge
-import truth
 from opforge import discover
 from opforge.op import Make, Op, as_tuple
 
@@ -137,7 +137,9 @@ def test_layouts_give_the_bits_of_the_contiguous_result(name, dtype, device):
         "offset": lambda t: torch.cat([t.flatten()[:1], t.flatten()])[1:].view(t.shape),
         "padded rows": lambda t: torch.nn.functional.pad(t, (1, 2))[..., 1:-2],
     }
-    arguments = {"relu": (x,), "vector_add": (x, other), "scale_bias_relu": (x, make(14), 0.75)}[name]
+    arguments = {"relu": (x,), "vector_add": (x, other), "scale_bias_relu": (x, make(14), 0.75)}[
+        name
+    ]
     plain = op(*arguments)
     for label, change in layouts.items():
         changed = (change(arguments[0]), *arguments[1:])
@@ -341,7 +343,10 @@ def test_the_three_call_paths_agree(name, device):
 def test_vmap_equals_the_loop(name, device):
     op = record(name)
     for case in op.iter_cases(Make(torch.float32, device)):
-        tensors, scalars = differentiable(case), [a for a in case if not isinstance(a, torch.Tensor)]
+        tensors, scalars = (
+            differentiable(case),
+            [a for a in case if not isinstance(a, torch.Tensor)],
+        )
         batches = [torch.stack([t, 2 * t, -t], dim=-1) for t in tensors]
         got = torch.vmap(lambda *t: op(*t, *scalars), in_dims=-1)(*batches)  # noqa: B023
         right = torch.stack([op(*[b[..., i] for b in batches], *scalars) for i in range(3)])

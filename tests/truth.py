@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Error relative to truth: the float64 reference.
 
-A kernel may err by the largest of: k times what PyTorch itself errs in the same dtype (k = 2 forward,
-3 backward), one ulp of the output, and for sums of n terms 2 sqrt(n) eps of the accumulation type
-times the largest term (2: in float64 the truth errs that much too). In float64 only the last two
-apply. There is no other tolerance.
+A kernel may err by the largest of: k times what PyTorch itself errs in the same dtype (k = 2
+forward, 3 backward), one ulp of the output, and for sums of n terms 2 sqrt(n) eps of the
+accumulation type times the largest term (2: in float64 the truth errs that much too). In float64
+only the last two apply. There is no other tolerance.
 """
 
 from __future__ import annotations

@@ -23,7 +23,9 @@ def check_arguments(op: Op, args: tuple[Any, ...]) -> None:
     expected = op.forward.args
     if len(args) != len(expected):
         names = ", ".join(a.name for a in expected)
-        raise TypeError(f"opforge.{op.name} takes {len(expected)} arguments ({names}), got {len(args)}")
+        raise TypeError(
+            f"opforge.{op.name} takes {len(expected)} arguments ({names}), got {len(args)}"
+        )
     tensors = {}
     for arg, value in zip(expected, args, strict=True):
         _check_kind(op, arg, value)
@@ -45,7 +47,9 @@ def _check_kind(op: Op, arg: Arg, value: Any) -> None:
     if value is None and arg.type.endswith("?"):
         return
     if not isinstance(value, wanted):
-        what = {"Tensor": "a torch.Tensor", "float": "a number"}.get(arg.type, f"of type {arg.type}")
+        what = {"Tensor": "a torch.Tensor", "float": "a number"}.get(
+            arg.type, f"of type {arg.type}"
+        )
         raise TypeError(f"opforge.{op.name}: {arg.name} must be {what}, got {type(value).__name__}")
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from opforge.errors import OpforgeError
+from opforge.op import Op
 
 app = typer.Typer(
     help="Build, inspect and ship custom PyTorch operators.",
@@ -27,11 +28,13 @@ out = Console()
 
 Ops = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[OP]...", help="built-in names or op folders; all built-in ops if none"),
+    typer.Argument(
+        metavar="[OP]...", help="built-in names or op folders; all built-in ops if none"
+    ),
 ]
 
 
-def _records(names: list[str] | None) -> list:
+def _records(names: list[str] | None) -> list[Op]:
     from opforge import discover
 
     return [discover.find(name) for name in names or discover.builtin_names()]
@@ -48,7 +51,9 @@ def build(
     output: Annotated[
         Path | None, typer.Option("--out", help="put the libraries into this folder as well")
     ] = None,
-    wheel: Annotated[bool, typer.Option("--wheel", help="write a wheel to --out (or dist/)")] = False,
+    wheel: Annotated[
+        bool, typer.Option("--wheel", help="write a wheel to --out (or dist/)")
+    ] = False,
 ) -> None:
     """Compile kernels: into the cache, a folder for OPFORGE_PREBUILT, or a wheel."""
     from opforge import settings
@@ -69,7 +74,9 @@ def build(
     started = time.monotonic()
     libraries = compile.build(plans)
     table = Table("op", "target", "architectures", "KB", "library", box=None)
-    placed = ship.to_folder(libraries, output) if output and not wheel else [b.path for b in libraries]
+    placed = (
+        ship.to_folder(libraries, output) if output and not wheel else [b.path for b in libraries]
+    )
     for library, path in zip(libraries, placed, strict=True):
         facts = library.manifest
         size = f"{facts['size'] // 1024}"
@@ -150,7 +157,9 @@ def cache_explain(op: Annotated[str, typer.Argument(metavar="OP")]) -> None:
         elif not found:
             out.print(f"{target}: never built here; its key is {wanted.key[:12]}", highlight=False)
         else:
-            out.print(f"{target}: would be built again; since {found[0]['key'][:12]}:", highlight=False)
+            out.print(
+                f"{target}: would be built again; since {found[0]['key'][:12]}:", highlight=False
+            )
             _print_difference(found[0]["ingredients"], wanted.ingredients)
 
 

@@ -64,7 +64,9 @@ def _toolchains() -> Iterator[Finding]:
         text = f"nvcc {toolkit.nvcc.version} from {toolkit.origin} at {toolkit.nvcc.path}"
         yield Finding("CUDA toolkit", "note" if warning else "ok", text, warning or "")
     except OpforgeError as error:
-        yield Finding("CUDA toolkit", "fault", str(error), "see above: point CXX or CUDA_HOME elsewhere")
+        yield Finding(
+            "CUDA toolkit", "fault", str(error), "see above: point CXX or CUDA_HOME elsewhere"
+        )
     yield Finding("architectures", "ok", " ".join(arch.select()))
 
 

@@ -23,9 +23,15 @@ class Gradient:
     """The backward of one forward schema, ready to be wired into autograd."""
 
     def __init__(
-        self, forward: Schema, parameters: list[str], targets: list[str], run: Callable[..., Any]
+        self,
+        forward: Schema,
+        parameters: list[str],
+        targets: list[str],
+        run: Callable[..., Any] | None,
     ) -> None:
-        self.run = run  # called with the backward's parameters, in order
+        # Called with the backward's parameters, in order: differentiably, and below autograd.
+        self.run: Any = run
+        self.run_below: Any = run
         inputs = [a.name for a in forward.args]
         outputs = [r.name for r in forward.returns]
         self._n_inputs = len(inputs)
@@ -88,7 +94,8 @@ class Gradient:
         results = as_tuple(run(*values))
         if len(results) != len(self._targets):
             raise RecordError(
-                f"the backward returned {len(results)} gradients for {len(self._targets)} tensor inputs"
+                f"the backward returned {len(results)} gradients "
+                f"for {len(self._targets)} tensor inputs"
             )
         aligned: list[Any] = [None] * self._n_inputs
         for position, result in zip(self._targets, results, strict=True):
@@ -103,7 +110,7 @@ def of_function(forward: Schema, function: Callable[..., Any]) -> Gradient:
     return Gradient(forward, parameters, [a.name for a in forward.args if a.is_tensor], function)
 
 
-def of_op(forward: Schema, backward: Schema, run: Callable[..., Any]) -> Gradient:
+def of_op(forward: Schema, backward: Schema, run: Callable[..., Any] | None) -> Gradient:
     """A backward that is an op: its returns are named ``grad_<input>``."""
     targets = []
     for result in backward.returns:
@@ -127,7 +134,7 @@ def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
     slots = forward.tensor_slots
     n_grads = len(forward.returns)
 
-    def vjp(*values: Any) -> tuple[torch.Tensor, ...]:
+    def vjp(*values: Any) -> Any:
         grads, arguments = values[:n_grads], list(values[n_grads:])
         with _autograd_back_on(), torch.enable_grad():
             for i in slots:

@@ -37,10 +37,15 @@ def launch_config(
     """
     record = _record(op)
     if not torch.cuda.is_available():
-        raise RuntimeError("launch_config needs a CUDA GPU: it changes how CUDA kernels are launched")
-    limit = torch.cuda.get_device_properties(torch.cuda.current_device()).max_threads_per_block
+        raise RuntimeError(
+            "launch_config needs a CUDA GPU: it changes how CUDA kernels are launched"
+        )
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    limit = properties.max_threads_per_block
     if block is not None and (block % 32 or not 32 <= block <= limit):
-        raise ValueError(f"block={block} must be a multiple of 32 from 32 to {limit} on this device")
+        raise ValueError(
+            f"block={block} must be a multiple of 32 from 32 to {limit} on this device"
+        )
     if block is not None and block & (block - 1):
         raise ValueError(f"block={block} must be a power of two: sums pair threads up")
     if rows is not None and rows < 1:

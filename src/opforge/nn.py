@@ -14,7 +14,8 @@ class ReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply relu to ``x``."""
-        return opforge.relu(x)
+        y: Tensor = opforge.relu(x)
+        return y
 
 
 class ScaleBiasReLU(nn.Module):
@@ -41,11 +42,13 @@ class ScaleBiasReLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the op to ``x``, whose last dim has ``features`` elements."""
-        return opforge.scale_bias_relu(x, self.bias, self.scale)
+        y: Tensor = opforge.scale_bias_relu(x, self.bias, self.scale)
+        return y
 
     def reset_parameters(self) -> None:
         """Set the bias to zero, as at construction."""
         nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
+        """What repr() shows of the arguments."""
         return f"{self.features}, scale={self.scale:g}"

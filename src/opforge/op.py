@@ -50,6 +50,7 @@ class Make:
     _made: list[int] = field(default_factory=list, repr=False)
 
     def __call__(self, *shape: int) -> torch.Tensor:
+        """A random tensor of this shape; every call draws other values."""
         # The generator lives on the CPU so that a case is the same on every device.
         self._made.append(1)
         generator = torch.Generator().manual_seed(self.seed * 1009 + len(self._made))
@@ -116,6 +117,7 @@ class Op:
 
     @property
     def name(self) -> str:
+        """The name in the schema."""
         return self.forward.name
 
     @property

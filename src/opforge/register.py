@@ -2,8 +2,8 @@
 """Registers what a record declares with torch: schema, fake, autograd, autocast and vmap.
 
 All of it happens in Python, before any binary exists. The implementation registered here is a
-fallback under every device: on the first call it loads the compiled kernel, which torch then prefers
-for its device, or else runs the reference (never for a CUDA tensor).
+fallback under every device: on the first call it loads the compiled kernel, which torch then
+prefers for its device, or else runs the reference (never for a CUDA tensor).
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from torch.library import Library
 from opforge import gradient, vmap
 from opforge.arguments import check_arguments
 from opforge.calls import AUTOCAST_KEYS, autocast_rule, make_call, transformable
-from opforge.op import Backward, Op, as_tuple
+from opforge.op import Op, as_tuple
 from opforge.schema import Schema, parse
+
+BELOW = "below_autograd"  # the overload that autograd does not see; host.h registers it, too
 
 # A Library unregisters when it is collected; ops live as long as the process.
 _libraries: list[Library] = []
@@ -28,7 +30,15 @@ _libraries: list[Library] = []
 def register(op: Op) -> None:
     """Register ``op`` and its backward under ``torch.ops.<namespace>`` and make it callable."""
     library = Library(op.namespace, "FRAGMENT")
+    try:
+        _register(library, op)
+    except Exception:
+        library._destroy()  # leave nothing half registered
+        raise
     _libraries.append(library)
+
+
+def _register(library: Library, op: Op) -> None:
     reference = op.reference
     assert reference is not None  # the record refuses to be made without one
 
@@ -41,7 +51,8 @@ def register(op: Op) -> None:
     run = _register_autograd(library, op, op.forward, grad, op.pointwise)
     if cast := autocast_rule(op):
         _register_autocast(library, op, cast)
-    op._call = make_call(op, _overload(op, op.forward), run, grad)
+    overload, below = _overload(op, op.forward), _overload(op, op.forward, BELOW)
+    op._call = make_call(op, overload, below, run, grad)
 
 
 def _register_backward(library: Library, op: Op) -> gradient.Gradient:
@@ -57,6 +68,7 @@ def _register_backward(library: Library, op: Op) -> gradient.Gradient:
     # Double backward: the VJP of the backward's reference.
     double = _register_derived(library, op, schema, op.backward.reference)
     grad.run = _register_autograd(library, op, schema, double, pointwise)
+    grad.run_below = _overload(op, schema, BELOW)._op
     return grad
 
 
@@ -107,26 +119,41 @@ def _define(
     pointwise: bool,
 ) -> None:
     """Schema, fallback, fake kernel and vmap of one function."""
-    library.define(schema.text, tags=(torch.Tag.pt2_compliant_tag,))
     like_slot = None if like is None else [a.name for a in schema.args].index(like)
-    overload = _overload(op, schema)
-
-    def fallback(*args: Any) -> Any:
-        from opforge.build import load  # the builder is not needed until a first call
-
-        tensor = next(a for a in args if isinstance(a, torch.Tensor))
-        if load.ensure(op, schema.name, tensor.device.type):
-            return overload(*args)
-        return _fresh(reference(*args), args, like_slot)
+    for variant in ("default", BELOW):
+        name = schema.name if variant == "default" else f"{schema.name}.{variant}"
+        text = name + schema.text[schema.text.index("(") :]
+        library.define(text, tags=(torch.Tag.pt2_compliant_tag,))
+        library.impl(
+            name,
+            _fallback(op, name, _overload(op, schema, variant), reference, like_slot),
+            "CompositeExplicitAutograd",
+        )
+    library.impl(f"{schema.name}.{BELOW}", torch.library.fallthrough_kernel, "Autograd")
 
     def fake(*args: Any) -> Any:
         outputs = as_tuple(reference(*args))
         made = tuple(_empty(o, args, like_slot) for o in outputs)
         return made if len(made) > 1 else made[0]
 
-    library.impl(schema.name, fallback, "CompositeExplicitAutograd")
     torch.library.register_fake(f"{op.namespace}::{schema.name}", fake, lib=library)
     _register_vmap(library, op, schema, pointwise)
+
+
+def _fallback(
+    op: Op, name: str, overload: Any, reference: Callable[..., Any], like_slot: int | None
+) -> Callable[..., Any]:
+    """Serves until the compiled kernel is there, and after that where there is none."""
+
+    def fallback(*args: Any) -> Any:
+        from opforge.build import load  # the builder is not needed until a first call
+
+        tensor = next(a for a in args if isinstance(a, torch.Tensor))
+        if load.ensure(op, name, tensor.device.type):
+            return overload(*args)
+        return _fresh(reference(*args), args, like_slot)
+
+    return fallback
 
 
 def _register_autograd(
@@ -189,5 +216,5 @@ def _fresh(result: Any, args: tuple[Any, ...], like_slot: int | None) -> Any:
     return tuple(made) if isinstance(result, (tuple, list)) else made[0]
 
 
-def _overload(op: Op, schema: Schema) -> Any:
-    return getattr(getattr(torch.ops, op.namespace), schema.name).default
+def _overload(op: Op, schema: Schema, variant: str = "default") -> Any:
+    return getattr(getattr(getattr(torch.ops, op.namespace), schema.name), variant)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from dataclasses import dataclass
 
@@ -11,6 +12,12 @@ import torch
 from opforge.errors import RecordError
 
 NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
+# Names become C++ identifiers, too; these are the likely ones among C++'s keywords.
+_CPP_KEYWORDS = re.compile(
+    r"(auto|bool|case|catch|char|const|default|delete|do|double|enum|extern|float|goto|inline|int"
+    r"|long|new|operator|private|public|register|short|signed|sizeof|static|struct|switch|template"
+    r"|this|throw|union|unsigned|using|void)\Z"
+)
 
 # What the stable ABI can carry, and the C++ type a kernel receives for it.
 _CPP = {
@@ -37,6 +44,7 @@ class Arg:
 
     @property
     def is_tensor(self) -> bool:
+        """Whether a tensor may stand here."""
         return self.type in ("Tensor", "Tensor?")
 
 
@@ -69,17 +77,20 @@ def check_name(name: str, what: str = "op name") -> str:
             f"{what} {name!r} is not usable: it must be a lower-case identifier "
             "(letters, digits and _, not starting with a digit)"
         )
+    if keyword.iskeyword(name) or _CPP_KEYWORDS.match(name):
+        raise RecordError(f"{what} {name!r} is not usable: it is a keyword of Python or C++")
     return name
 
 
 def parse(text: str) -> Schema:
     """Parse a schema string; every argument and return must be named."""
+    check_name(text.partition("(")[0].lstrip())
     try:
         parsed = torch._C.parse_schema(text)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise RecordError(f"schema {text!r} does not parse: {reason}") from None
-    name = check_name(parsed.name.split("::")[-1])
+    name = parsed.name
     args = tuple(_arg(a, text) for a in parsed.arguments)
     returns = tuple(_arg(r, text) for r in parsed.returns)
     if not returns:
@@ -95,8 +106,8 @@ def _arg(argument: torch.Argument, text: str) -> Arg:
         )
     if argument.has_default_value():
         raise RecordError(
-            f"schema {text!r}: {argument.name} has a default; torch leaves defaults out of some calls, "
-            "so give them in the public function instead"
+            f"schema {text!r}: {argument.name} has a default; torch leaves defaults out of some "
+            "calls, so give them in the public function instead"
         )
     if argument.alias_info is not None:
         raise RecordError(
@@ -106,8 +117,8 @@ def _arg(argument: torch.Argument, text: str) -> Arg:
     type_name = _type_name(str(argument.type))
     if type_name not in _CPP:
         raise RecordError(
-            f"schema {text!r}: {argument.name} has type {type_name}, which the stable ABI does not "
-            f"carry. Use one of {', '.join(_CPP)} (a number is float or int, never Scalar)"
+            f"schema {text!r}: {argument.name} has type {type_name}, which the stable ABI does "
+            f"not carry. Use one of {', '.join(_CPP)} (a number is float or int, never Scalar)"
         )
     return Arg(argument.name, type_name)
 

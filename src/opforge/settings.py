@@ -8,6 +8,8 @@ from pathlib import Path
 
 import platformdirs
 
+from opforge.errors import CacheError
+
 # name -> what it does; `opforge doctor` prints the ones that are set.
 VARIABLES = {
     "OPFORGE_CACHE_DIR": "where built libraries are kept",
@@ -29,30 +31,41 @@ def _flag(name: str, default: bool) -> bool:
 
 
 def jit_enabled() -> bool:
+    """Whether kernels may be compiled at run time."""
     return _flag("OPFORGE_JIT", True)
 
 
 def cuda_enabled() -> bool:
+    """Whether CUDA is wanted at all."""
     return _flag("USE_CUDA", True)
 
 
 def debug() -> bool:
+    """Whether to build with debug information."""
     return _flag("DEBUG", False)
 
 
 def lock_timeout() -> float:
-    return float(os.environ.get("OPFORGE_LOCK_TIMEOUT", "900"))
+    """Seconds to wait for another process's build."""
+    value = os.environ.get("OPFORGE_LOCK_TIMEOUT", "900")
+    try:
+        return float(value)
+    except ValueError:
+        raise CacheError(f"OPFORGE_LOCK_TIMEOUT={value!r} is not a number of seconds") from None
 
 
 def prebuilt_dir() -> Path | None:
+    """The folder of prebuilt libraries, if one is named."""
     value = os.environ.get("OPFORGE_PREBUILT")
     return Path(value).expanduser() if value else None
 
 
 def explicit_cache_dir() -> Path | None:
+    """The cache directory, if one is named."""
     value = os.environ.get("OPFORGE_CACHE_DIR")
     return Path(value).expanduser() if value else None
 
 
 def default_cache_dir() -> Path:
+    """The user's own cache directory."""
     return Path(platformdirs.user_cache_dir("opforge", appauthor=False))

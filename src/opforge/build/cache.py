@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from opforge import settings
 from opforge.errors import CacheError
 
@@ -222,6 +220,8 @@ def staging(entry: str) -> Iterator[Path]:
 @contextlib.contextmanager
 def lock(entry: str) -> Iterator[None]:
     """One builder per entry. The kernel drops the lock of a killed process by itself."""
+    from filelock import FileLock, Timeout  # not needed, and not imported, to load what is there
+
     folder = root() / "locks"
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{entry}.lock"
@@ -276,6 +276,8 @@ def prune(keep: set[str], older_than: float | None = None) -> tuple[int, int]:
 
 
 def _is_being_built(staged: Path) -> bool:
+    from filelock import FileLock, Timeout
+
     entry = staged.name[1:].rpartition(".")[0]
     guard = FileLock(root() / "locks" / f"{entry}.lock")
     try:

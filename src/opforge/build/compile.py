@@ -74,6 +74,10 @@ def job_limit(memory_per_job: int) -> int:
     with contextlib.suppress(OSError):  # free memory without the page cache, where Linux tells
         match = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
         free = int(match[1]) * 1024 if match else free
+    with contextlib.suppress(OSError, ValueError):  # a container may have less
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        free = min(free, limit - used)
     return max(1, min(len(os.sched_getaffinity(0)), free // memory_per_job))
 
 

@@ -14,7 +14,7 @@ import torch
 from packaging.version import Version
 
 from opforge import settings
-from opforge.build import arch, cache, compile, toolchain
+from opforge.build import arch, cache, toolchain
 from opforge.build.plan import ABI, has_sources, plan, signature_digest
 from opforge.errors import CacheError, KernelUnavailable, OpforgeError, ToolchainError
 from opforge.op import Op
@@ -86,6 +86,8 @@ def loaded_path(op: Op, target: str) -> Path:
 
 def find(op: Op, target: str) -> cache.Library:
     """A library for this op and target that fits this machine, built if need be."""
+    if target == "cuda" and not settings.cuda_enabled():
+        raise KernelUnavailable("CUDA is turned off by USE_CUDA=0")
     if (library := find_prebuilt(op, target)) is not None:
         return library
     if not has_sources(op, target):
@@ -93,7 +95,11 @@ def find(op: Op, target: str) -> cache.Library:
     if not settings.jit_enabled():
         return _find_built(op, target)
     recipe = plan(op, target)
-    return _fitting(cache.lookup(recipe.entry)) or compile.build([recipe])[0]
+    if (library := _fitting(cache.lookup(recipe.entry))) is not None:
+        return library
+    from opforge.build import compile  # its progress display takes longer to import than to load
+
+    return compile.build([recipe])[0]
 
 
 def _find_built(op: Op, target: str) -> cache.Library:

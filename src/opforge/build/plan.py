@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import platform
 import re
 from dataclasses import dataclass, field
@@ -102,7 +103,7 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
     if target == "cpu":
         compiler, level = cxx, toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
         flags = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *level]
-        flags += ["-g", "-O0"] if settings.debug() else ["-O3", "-DNDEBUG"]
+        flags += ["-g", "-O0"] if settings.debug() else ["-O2", "-DNDEBUG"]
         chosen: tuple[str, ...] = ()
         cpu_flags = ("avx2", "fma", "f16c", "bmi2") if level else ()
         libraries = ["-ltorch_cpu"]
@@ -114,9 +115,7 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         compiler, chosen, cpu_flags = toolkit.nvcc, arch.select(archs), ()
         flags = [*common, "-DUSE_CUDA", "-ccbin", cxx.path, "-Xcompiler=-fPIC,-fvisibility=hidden"]
         flags += arch.nvcc_flags(chosen)
-        flags += (
-            ["-g", "-G", "-DOPFORGE_DEVICE_ASSERT"] if settings.debug() else ["-O3", "-DNDEBUG"]
-        )
+        flags += ["-g", "-G"] if settings.debug() else ["-O3", "-DNDEBUG"]
         # A CPU-only torch has no libtorch_cuda.so; the compiler puts an empty one in stubs/.
         # A static CUDA runtime would break cluster launches, so the shared one is linked.
         runtime = toolkit.runtime
@@ -176,8 +175,9 @@ def _digests(sources: tuple[Path, ...], roots: tuple[Path, ...]) -> dict[str, st
         found[f"{kind} {name}"] = hashlib.sha256(text).hexdigest()
         for included in _INCLUDE.findall(text.decode(errors="replace")):
             for folder in (path.parent, *roots):
-                header = (folder / included).resolve()
-                if header.is_file():
+                # os.path, because pathlib would make this the slowest part of a cached load
+                if os.path.isfile(candidate := os.path.join(folder, included)):
+                    header = Path(os.path.realpath(candidate))
                     if header not in seen:
                         seen.add(header)
                         queue.append(header)

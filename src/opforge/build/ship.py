@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prebuilt libraries: into a folder that OPFORGE_PREBUILT accepts, or into a wheel.
 
-A wheel is tagged ``py3-none-<platform>``: its libraries know neither Python nor a torch version, only
-the stable ABI. Built-in ops ship as a wheel of opforge itself; an op folder of your own becomes a
-package named after the op.
+A wheel is tagged ``py3-none-<platform>``: its libraries know neither Python nor a torch version,
+only the stable ABI. Built-in ops ship as a wheel of opforge itself; an op folder of your own
+becomes a package named after the op.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def to_folder(libraries: Iterable[cache.Library], folder: Path) -> list[Path]:
     for library in libraries:
         target = folder / library.path.name
         shutil.copy2(library.path, target)
-        target.with_suffix(".json").write_text(json.dumps(library.manifest, indent=1, sort_keys=True))
+        target.with_suffix(".json").write_text(
+            json.dumps(library.manifest, indent=1, sort_keys=True)
+        )
         placed.append(target)
     return placed
 
@@ -48,7 +50,9 @@ def to_wheel(ops: list[Op], libraries: list[cache.Library], folder: Path) -> Pat
             "a wheel holds the built-in ops or one op folder of your own; build them one by one"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    return _own_wheel(outside[0], libraries, folder) if outside else _opforge_wheel(libraries, folder)
+    return (
+        _own_wheel(outside[0], libraries, folder) if outside else _opforge_wheel(libraries, folder)
+    )
 
 
 def _opforge_wheel(libraries: list[cache.Library], folder: Path) -> Path:
@@ -57,14 +61,16 @@ def _opforge_wheel(libraries: list[cache.Library], folder: Path) -> Path:
     for library in libraries:
         op = library.manifest["op"]
         files |= _library_files(library, f"opforge/ops/{op}/prebuilt")
-    about = metadata.metadata("opforge").as_string().rstrip() + "\n"
+    about = metadata.distribution("opforge").read_text("METADATA") or ""
     scripts = b"[console_scripts]\nopforge = opforge.cli:main\n"
     return _write(folder, "opforge", opforge.__version__, about, files, scripts)
 
 
 def _own_wheel(op: Op, libraries: list[cache.Library], folder: Path) -> Path:
     assert op.folder is not None
-    files = {f"{op.name}/{path.relative_to(op.folder)}": path.read_bytes() for path in _files(op.folder)}
+    files = {
+        f"{op.name}/{path.relative_to(op.folder)}": path.read_bytes() for path in _files(op.folder)
+    }
     for library in libraries:
         files |= _library_files(library, f"{op.name}/prebuilt")
     files[f"{op.name}/__init__.py"] = (
@@ -92,7 +98,12 @@ def _library_files(library: cache.Library, place: str) -> dict[str, bytes]:
 
 
 def _write(
-    folder: Path, name: str, version: str, about: str, files: dict[str, bytes], scripts: bytes | None
+    folder: Path,
+    name: str,
+    version: str,
+    about: str,
+    files: dict[str, bytes],
+    scripts: bytes | None,
 ) -> Path:
     """The wheel format: the files, a .dist-info folder, and a RECORD of every digest."""
     platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")

@@ -104,9 +104,8 @@ inline Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int6
   aoti_torch_get_device_type(like.get(), &device_type);
   aoti_torch_get_device_index(like.get(), &device_index);
   AtenTensorHandle handle = nullptr;
-  const auto code =
-      aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(), dtype,
-                               device_type, device_index, &handle);
+  const auto code = aoti_torch_empty_strided(int64_t(sizes.size()), sizes.data(), strides.data(),
+                                             dtype, device_type, device_index, &handle);
   if (code != AOTI_TORCH_SUCCESS) {
     int64_t count = 1;
     for (const int64_t n : sizes) count *= n;
@@ -146,9 +145,9 @@ inline Tensor empty_like(const Tensor& x) {
                            torch::stable::detail::from(std::nullopt),
                            torch::stable::detail::from(std::nullopt),
                            torch::stable::detail::from(std::nullopt)};
-  OPFORGE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION) ==
-                    AOTI_TORCH_SUCCESS,
-                "opforge: out of memory allocating ", x.numel(), " elements");
+  OPFORGE_CHECK(
+      torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS,
+      "opforge: out of memory allocating ", x.numel(), " elements");
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
@@ -158,17 +157,17 @@ inline Tensor contiguous(const Tensor& x) {
   StableIValue stack[2] = {torch::stable::detail::from(x),
                            torch::stable::detail::from(std::nullopt)};
   stack[1] = torch::stable::detail::from(aoti_torch_memory_format_contiguous_format());
-  OPFORGE_CHECK(torch_call_dispatcher("aten::contiguous", "", stack, TORCH_ABI_VERSION) ==
-                    AOTI_TORCH_SUCCESS,
-                "opforge: out of memory copying ", x.numel(), " elements");
+  OPFORGE_CHECK(
+      torch_call_dispatcher("aten::contiguous", "", stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS,
+      "opforge: out of memory copying ", x.numel(), " elements");
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
 inline Tensor permute(const Tensor& x, const std::vector<int64_t>& order) {
   StableIValue stack[2] = {torch::stable::detail::from(x), torch::stable::detail::from(order)};
-  OPFORGE_CHECK(torch_call_dispatcher("aten::permute", "", stack, TORCH_ABI_VERSION) ==
-                    AOTI_TORCH_SUCCESS,
-                "opforge: permute failed");
+  OPFORGE_CHECK(
+      torch_call_dispatcher("aten::permute", "", stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS,
+      "opforge: permute failed");
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
@@ -197,9 +196,9 @@ inline Tensor expand_copy(const Tensor& x, std::span<const int64_t> shape) {
 inline void copy_into(const Tensor& to, const Tensor& from) {
   StableIValue stack[3] = {torch::stable::detail::from(to), torch::stable::detail::from(from),
                            torch::stable::detail::from(false)};
-  OPFORGE_CHECK(torch_call_dispatcher("aten::copy_", "", stack, TORCH_ABI_VERSION) ==
-                    AOTI_TORCH_SUCCESS,
-                "opforge: copying the result failed");
+  OPFORGE_CHECK(
+      torch_call_dispatcher("aten::copy_", "", stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS,
+      "opforge: copying the result failed");
   torch::stable::detail::to<Tensor>(stack[0]);  // takes the returned reference back
 }
 
@@ -208,7 +207,8 @@ inline void copy_into(const Tensor& to, const Tensor& from) {
 template <class Run, class... In>
 inline void over_elements(const Tensor& out, const Run& run, const In&... in) {
   constexpr int N = 1 + sizeof...(In);
-  const auto layout = flatten<N>(sizes(out), {sizes(out), sizes(in)...}, {strides(out), strides(in)...});
+  const auto layout =
+      flatten<N>(sizes(out), {sizes(out), sizes(in)...}, {strides(out), strides(in)...});
   if (layout.fits) {
     run(layout, out, in...);
     return;
@@ -306,9 +306,9 @@ using torch::stable::accelerator::DeviceGuard;
 
 inline cudaStream_t current_stream(const Tensor& x) {
   void* stream = nullptr;
-  OPFORGE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream) ==
-                    AOTI_TORCH_SUCCESS,
-                "opforge: torch has no current CUDA stream");
+  OPFORGE_CHECK(
+      aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream) == AOTI_TORCH_SUCCESS,
+      "opforge: torch has no current CUDA stream");
   return static_cast<cudaStream_t>(stream);
 }
 #endif
@@ -332,12 +332,14 @@ struct OpforgeSignature {
 
 #define OPFORGE_IMPL(op, function) \
   OPFORGE_IMPL_(op, function, OPFORGE_NAMESPACE, OPFORGE_DISPATCH_KEY)
-#define OPFORGE_IMPL_(op, function, ns, key)                                                  \
-  static_assert(                                                                              \
-      ::opforge::OpforgeSignature<                                                            \
-          ::opforge::schema::op, typename ::opforge::detail::Plain<decltype(&function)>::type \
-          >::agree,                                                                           \
-      "opforge: the record's " OPFORGE_SCHEMA_##op ", but `" #function "` is another");       \
-  STABLE_TORCH_LIBRARY_IMPL(ns, key, library) { library.impl(#op, TORCH_BOX(&function)); }
+#define OPFORGE_IMPL_(op, function, ns, key)                                                      \
+  static_assert(                                                                                  \
+      ::opforge::OpforgeSignature< ::opforge::schema::op, typename ::opforge::detail::Plain<      \
+                                                              decltype(&function)>::type>::agree, \
+      "opforge: the record's " OPFORGE_SCHEMA_##op ", but `" #function "` is another");           \
+  STABLE_TORCH_LIBRARY_IMPL(ns, key, library) {                                                   \
+    library.impl(#op, TORCH_BOX(&function));                                                      \
+    library.impl(#op ".below_autograd", TORCH_BOX(&function));                                    \
+  }
 
 }  // namespace opforge

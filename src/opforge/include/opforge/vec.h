@@ -4,6 +4,9 @@
 
 #include <opforge/types.h>
 
+#include <cassert>
+#include <cstdint>
+
 namespace opforge {
 
 template <class T>
@@ -16,11 +19,13 @@ struct alignas(sizeof(T) * N) Vec {
 
 template <int N, class T>
 __device__ __forceinline__ Vec<T, N> load(const T* address) {
+  assert(reinterpret_cast<uintptr_t>(address) % sizeof(Vec<T, N>) == 0);
   return *reinterpret_cast<const Vec<T, N>*>(address);
 }
 
 template <int N, class T>
 __device__ __forceinline__ void store(T* address, const Vec<T, N>& v) {
+  assert(reinterpret_cast<uintptr_t>(address) % sizeof(Vec<T, N>) == 0);
   *reinterpret_cast<Vec<T, N>*>(address) = v;
 }
 

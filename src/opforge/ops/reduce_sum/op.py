@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reduce_sum: the sum over one dim, several or all, accumulated in float32 (float64 for float64)."""
+"""reduce_sum: the sum over one dim, several or all, accumulated in float32 at least."""
 
 from __future__ import annotations
 

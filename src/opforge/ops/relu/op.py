@@ -31,7 +31,9 @@ op = Op(
     schema="relu(Tensor x) -> Tensor y",
     reference=torch.relu,
     # y decides as well as x does, and the next layer keeps it alive anyway: nothing extra is saved.
-    backward=Backward("relu_backward(Tensor grad_y, Tensor y) -> Tensor grad_x", backward_reference),
+    backward=Backward(
+        "relu_backward(Tensor grad_y, Tensor y) -> Tensor grad_x", backward_reference
+    ),
     cases=cases,
     operations=lambda x: x.numel(),
     like="x",

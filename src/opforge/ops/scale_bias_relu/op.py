@@ -28,7 +28,9 @@ def backward_reference(grad_y: Tensor, y: Tensor, scale: float) -> tuple[Tensor,
 def validate(x: Tensor, bias: Tensor, scale: float) -> None:
     """bias is one value per column of x, in the dtype of x."""
     if x.dim() == 0:
-        raise ValueError("opforge.scale_bias_relu: x must have at least one dimension, got a scalar")
+        raise ValueError(
+            "opforge.scale_bias_relu: x must have at least one dimension, got a scalar"
+        )
     if bias.dim() != 1 or bias.shape[0] != x.shape[-1]:
         raise ValueError(
             f"opforge.scale_bias_relu: bias must have shape ({x.shape[-1]},), one value per column "

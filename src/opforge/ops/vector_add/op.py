@@ -16,7 +16,7 @@ from opforge.op import Make, Op
 def backward(
     grad_c: Tensor, a_shape: list[int], b_shape: list[int], needs_a: bool, needs_b: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradient itself, summed over whatever was broadcast. Without broadcasting no byte moves."""
+    """The gradient itself, summed over what was broadcast. Without broadcasting no byte moves."""
     return (
         sum_to(grad_c, a_shape) if needs_a else None,
         sum_to(grad_c, b_shape) if needs_b else None,
@@ -76,5 +76,5 @@ op = Op(
 
 
 def vector_add(a: Tensor, b: Tensor) -> Tensor:
-    """``a + b`` with broadcasting, for two tensors of one dtype (autocast promotes to the wider)."""
+    """``a + b`` with broadcasting, for tensors of one dtype (autocast promotes to the wider)."""
     return op(a, b)

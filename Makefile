@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+# make demo   set up .venv and run the main job: build the CPU kernels, check and time every op
+# make test   set up .venv and run the linters and the whole test suite
+# make venv   set up .venv alone
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: venv demo test lint clean
+
+venv: $(VENV)/ready
+
+# torch first and pinned: pip then takes a CPU build where one is offered, and opforge adds nothing.
+$(VENV)/ready: pyproject.toml requirements-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check --quiet --progress-bar off -r requirements-dev.txt
+	$(BIN)/pip install --disable-pip-version-check --quiet --no-build-isolation --no-deps --editable .
+	touch $@
+
+demo: venv
+	$(BIN)/python examples/demo.py
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	git ls-files '*.h' '*.cuh' '*.cu' '*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
