@@ -7,41 +7,62 @@ namespace opforge {
 
 namespace {
 
+// Up to 64 numbers, as many as torch has dims; small enough for the stack.
+struct Dims {
+  int64_t value[64];
+  size_t count = 0;
+
+  void add(int64_t v) { value[count++] = v; }
+  operator std::span<const int64_t>() const { return {value, count}; }
+};
+
 // x split into the dims that stay and the dims that are summed, each merged as far as possible.
 struct Split {
-  std::vector<int64_t> shape;       // of the result
-  std::vector<int64_t> kept_first;  // all dims, those that stay before those that are summed
+  Dims shape;  // of the result
   Layout<1> kept, reduced;
 };
 
-Split split(const Tensor& x, const std::optional<std::vector<int64_t>>& dim, bool keepdim) {
-  const auto size = sizes(x), stride = strides(x);
-  const int64_t rank = x.dim();
-  std::vector<bool> summed(size_t(rank), !dim || dim->empty());
-  for (const int64_t d : dim.value_or(std::vector<int64_t>{})) {
+uint64_t summed_dims(int64_t rank, const std::optional<std::vector<int64_t>>& dim) {
+  if (!dim || dim->empty()) return ~uint64_t(0);
+  uint64_t mask = 0;
+  for (const int64_t d : *dim) {
     const int64_t limit = std::max<int64_t>(rank, 1);
     OPFORGE_CHECK(d >= -limit && d < limit, "reduce_sum: dim ", d, " is out of range");
-    if (rank == 0) continue;
-    const size_t index = size_t((d + rank) % rank);
-    OPFORGE_CHECK(!summed[index], "reduce_sum: dim ", d, " is named twice");
-    summed[index] = true;
+    const uint64_t bit = uint64_t(1) << (d < 0 ? d + limit : d);
+    OPFORGE_CHECK((mask & bit) == 0, "reduce_sum: dim ", d, " is named twice");
+    mask |= bit;
   }
+  return mask;
+}
+
+Split split(const Tensor& x, uint64_t summed, bool keepdim) {
+  const auto size = sizes(x), stride = strides(x);
   Split result;
-  std::vector<int64_t> kept_size, kept_stride, reduced_size, reduced_stride;
-  for (int64_t d = 0; d < rank; ++d) {
-    (summed[size_t(d)] ? reduced_size : kept_size).push_back(size[d]);
-    (summed[size_t(d)] ? reduced_stride : kept_stride).push_back(stride[d]);
-    if (!summed[size_t(d)] || keepdim) result.shape.push_back(summed[size_t(d)] ? 1 : size[d]);
-  }
-  for (const bool wanted : {false, true}) {
-    for (int64_t d = 0; d < rank; ++d) {
-      if (summed[size_t(d)] == wanted) result.kept_first.push_back(d);
-    }
+  Dims kept_size, kept_stride, reduced_size, reduced_stride;
+  for (size_t d = 0; d < size.size(); ++d) {
+    const bool reduce = summed >> d & 1;
+    (reduce ? reduced_size : kept_size).add(size[d]);
+    (reduce ? reduced_stride : kept_stride).add(stride[d]);
+    if (!reduce || keepdim) result.shape.add(reduce ? 1 : size[d]);
   }
   // The result's order is that of the kept dims; the order of summing is free.
   result.kept = flatten_in_order(kept_size, kept_stride);
   result.reduced = flatten<1>(reduced_size, {reduced_size}, {reduced_stride});
   return result;
+}
+
+// A copy in which the dims that stay come before those that are summed, seen as rows of a matrix.
+Tensor sort_dims(const Tensor& x, uint64_t summed, int64_t outputs, Split& s) {
+  std::vector<int64_t> order;
+  for (const uint64_t wanted : {0, 1}) {
+    for (int64_t d = 0; d < x.dim(); ++d) {
+      if ((summed >> d & 1) == wanted) order.push_back(d);
+    }
+  }
+  const int64_t shape[2] = {outputs, x.numel() / outputs}, stride[2] = {shape[1], 1};
+  s.kept = flatten_in_order({shape, 1}, {stride, 1});
+  s.reduced = flatten_in_order({shape + 1, 1}, {stride + 1, 1});
+  return contiguous(permute(x, order));
 }
 
 template <class T, class Index>
@@ -134,21 +155,17 @@ void sum(const Tensor& x, const Split& s, const Tensor& y) {
 Tensor reduce_sum_cuda(const Tensor& x, const std::optional<std::vector<int64_t>>& dim,
                        bool keepdim) {
   const DeviceGuard guard(x.get_device_index());
-  Split s = split(x, dim, keepdim);
+  const uint64_t summed = summed_dims(x.dim(), dim);
+  Split s = split(x, summed, keepdim);
   const Tensor y = empty(s.shape, x);
   if (y.numel() == 0) return y;
   if (x.numel() == 0) {
     fill_zero(y);
-    return y;
-  }
-  if (!s.kept.fits || !s.reduced.fits) {  // too many unlike dims: sum the rows of a sorted copy
-    const Tensor sorted = contiguous(permute(x, s.kept_first));
-    const int64_t shape[2] = {y.numel(), x.numel() / y.numel()}, stride[2] = {shape[1], 1};
-    s.kept = flatten_in_order({shape, 1}, {stride, 1});
-    s.reduced = flatten_in_order({shape + 1, 1}, {stride + 1, 1});
-    sum(sorted, s, y);
-  } else {
+  } else if (s.kept.fits && s.reduced.fits) {
     sum(x, s, y);
+  } else {
+    const Tensor sorted = sort_dims(x, summed, y.numel(), s);
+    sum(sorted, s, y);
   }
   return y;
 }
