@@ -457,3 +457,19 @@ def test_cost_counts_every_tensor_once():
     cost = record("scale_bias_relu").cost(torch.zeros(16, 8), torch.zeros(8), 1.0)
     assert cost.bytes == 4 * (16 * 8 + 8 + 16 * 8)
     assert cost.operations == 3 * 16 * 8
+
+
+@each_device
+def test_forward_mode_is_refused_rather_than_wrong(device):
+    import torch.autograd.forward_ad as fwd
+
+    x = torch.randn(4, device=device)
+    with (
+        fwd.dual_level(),
+        pytest.raises(NotImplementedError, match=r"relu does not support forward-mode"),
+    ):
+        opforge.relu(fwd.make_dual(x, torch.ones_like(x)))
+    with fwd.dual_level():
+        assert torch.equal(opforge.relu(x), torch.relu(x))
+    with pytest.raises(RuntimeError, match="jvp"):
+        torch.func.jvp(opforge.relu, (x,), (torch.ones_like(x),))

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch._C import DispatchKey, DispatchKeySet
 
 from opforge import gradient, vmap
@@ -61,6 +62,8 @@ def make_call(
                     return registered(*args)
                 if tensor.requires_grad:
                     needs_grad = True
+            if forward_ad._current_level >= 0:
+                _refuse_tangents(op, args)
             if cast is not None and autocast_enabled():
                 args = cast(args)
             if needs_grad and grad_enabled():
@@ -73,6 +76,16 @@ def make_call(
             raise reason from None
 
     return call
+
+
+def _refuse_tangents(op: Op, args: tuple[Any, ...]) -> None:
+    """Kernels know no forward-mode AD, and below autograd a tangent would be lost in silence."""
+    for arg in args:
+        if isinstance(arg, torch.Tensor) and forward_ad.unpack_dual(arg).tangent is not None:
+            raise NotImplementedError(
+                f"opforge.{op.name} does not support forward-mode differentiation; "
+                "use reverse mode (backward, torch.func.vjp)"
+            )
 
 
 def _eager_function(op: Op, kernel: Any, grad: gradient.Gradient) -> Any:

@@ -148,6 +148,8 @@ def _ninja(scratch: Path, jobs: int, plans: list[Plan], quiet: bool) -> str:
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
     what = ", ".join(f"{p.op} ({p.target})" for p in plans[:3]) + (", …" if len(plans) > 3 else "")
     console = Console(stderr=True)
+    if not quiet and not console.is_terminal:
+        print(f"opforge: building {what} …", file=sys.stderr)
     started, lines = time.monotonic(), []
     with Progress(
         TextColumn("opforge: building {task.description}"),

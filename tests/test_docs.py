@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the documents say holds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import opforge
+from opforge import discover, settings
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_setting_is_documented() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text()
+    assert set(re.findall(r"^\| `(\w+)`", text, re.MULTILINE)) == set(settings.VARIABLES)
+
+
+def test_the_readme_names_every_op() -> None:
+    text = (ROOT / "README.md").read_text()
+    for name in discover.builtin_names():
+        assert re.search(rf"^\| `{name}\(", text, re.MULTILINE)
+
+
+def test_the_readmes_smallest_op_works(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    code = next(c for c in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "Op(" in c)
+    (tmp_path / "op.py").write_text(code)
+    softcap = opforge.load(tmp_path)
+    x = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(softcap(x, 2.0), 2.0 * torch.tanh(x / 2.0))
+    assert torch.autograd.gradcheck(lambda t: softcap(t, 2.0), x)
+
+
+def test_the_training_example_learns() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "train.py"), "--steps", "40"]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout
+    accuracy = re.findall(r"accuracy ([\d.]+)", text)
+    assert len(accuracy) == 2
+    assert all(float(a) > 0.6 for a in accuracy)
+
+
+def test_sources_carry_their_licence_line() -> None:
+    files = [
+        f
+        for pattern in ("*.py", "*.h", "*.cuh", "*.cu", "*.cpp")
+        for folder in ("src", "tests", "examples", "benchmarks")
+        for f in (ROOT / folder).rglob(pattern)
+    ]
+    bare = [f for f in files if "SPDX-License-Identifier: Apache-2.0" not in f.read_text()[:200]]
+    assert files
+    assert not bare
