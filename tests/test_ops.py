@@ -212,6 +212,41 @@ def test_more_than_65535_rows_and_long_rows(device):
 
 
 @each_device
+def test_signed_zeros_survive_broadcasting(device):
+    zero = torch.tensor(-0.0, device=device)
+    assert torch.signbit(opforge.relu(zero.expand(9))).all()
+    assert torch.signbit(opforge.vector_add(zero.expand(3, 9), zero.expand(3, 1))).all()
+
+
+@each_device
+def test_sums_of_short_rows_and_low_matrices(device):
+    """Runs shorter than a vector, columns of a batch of low matrices, sums of a scalar."""
+    for shape, dim in [
+        ((5000, 1), 1),
+        ((5000, 3), 1),
+        ((700, 16, 17), 1),
+        ((300, 8, 32), 1),
+        ((2, 3000, 64), (0, 2)),
+        ((40, 100, 33), 1),
+    ]:
+        for dtype in (torch.float32, torch.bfloat16):
+            x = torch.randn(shape, device=device, dtype=dtype)
+            got, theirs = opforge.reduce_sum(x, dim), x.sum(dim)
+            truth.check(got, theirs, x.double().sum(dim), 2, terms(None, (x,), got), largest([x]))
+    x = torch.tensor(2.0, device=device, requires_grad=True)
+    opforge.reduce_sum(x, 0).backward()
+    assert x.grad.item() == 1.0
+
+
+@each_device
+def test_more_than_64_dimensions_are_refused(device):
+    x = torch.ones([1] * 65, device=device)
+    for call in (opforge.relu, opforge.reduce_sum, lambda t: opforge.vector_add(t, t)):
+        with pytest.raises(RuntimeError, match="more than 64 dims are not supported"):
+            call(x)
+
+
+@each_device
 def test_many_dimensions(device):
     """More dims than a kernel's index has room for."""
     x = torch.randn([2] * 14, device=device).permute(*torch.randperm(14).tolist())[..., 0]
@@ -369,6 +404,21 @@ def test_per_sample_gradients(device):
 
 
 @each_device
+def test_jacobians(device):
+    x = torch.randn(6, device=device, dtype=torch.float64)
+    for ours, theirs in (
+        (opforge.relu, torch.relu),
+        (lambda t: opforge.vector_add(t, t * t), None),
+    ):
+        theirs = theirs or (lambda t: t + t * t)
+        for transform in (torch.func.jacrev, lambda f: torch.func.jacrev(torch.func.jacrev(f))):
+            torch.testing.assert_close(transform(ours)(x), transform(theirs)(x))
+    _, pull = torch.func.vjp(opforge.relu, x)
+    (rows,) = torch.vmap(pull)(torch.eye(6, device=device, dtype=torch.float64))
+    torch.testing.assert_close(rows, torch.diag((x > 0).double()))
+
+
+@each_device
 def test_autocast_gives_the_documented_dtype(device):
     low, full = torch.randn(4, 8, device=device).bfloat16(), torch.randn(8, device=device)
     full.requires_grad_()
@@ -471,5 +521,5 @@ def test_forward_mode_is_refused_rather_than_wrong(device):
         opforge.relu(fwd.make_dual(x, torch.ones_like(x)))
     with fwd.dual_level():
         assert torch.equal(opforge.relu(x), torch.relu(x))
-    with pytest.raises(RuntimeError, match="jvp"):
+    with pytest.raises(NotImplementedError, match=r"relu does not support forward-mode"):
         torch.func.jvp(opforge.relu, (x,), (torch.ones_like(x),))

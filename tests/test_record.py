@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import opforge
 from opforge import discover
-from opforge.build import cache
+from opforge.build import cache, compile, load, ship
+from opforge.build.plan import plan
 from opforge.errors import RecordError
 
 pytestmark = pytest.mark.usefixtures("cache_dir")
@@ -212,3 +214,72 @@ def test_wrong_arguments_are_named(
         )
     with pytest.raises(kind, match=re.escape(said)):
         smooth(*args)
+
+
+def load_record(tmp_path: Path, text: str) -> Any:
+    (tmp_path / "op.py").write_text(
+        "import torch\nfrom opforge import Op\n" + textwrap.dedent(text)
+    )
+    return opforge.load(tmp_path)
+
+
+def test_integers_and_masks_have_no_gradient_but_do_not_disturb(tmp_path: Path) -> None:
+    take = load_record(
+        tmp_path,
+        """
+        op = Op(schema="taken(Tensor x, Tensor index) -> (Tensor y, Tensor mask)",
+                reference=lambda x, index: (x[index], x[index] > 0),
+                dtypes=(torch.float32, torch.int64))
+        """,
+    )
+    x = torch.randn(5, requires_grad=True)
+    y, mask = take(x, torch.tensor([3, 3, 1]))
+    assert not mask.requires_grad or mask.dtype == torch.bool
+    y.sum().backward()
+    assert x.grad.tolist() == [0, 1, 0, 2, 0]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "twice(Tensor x) -> Tensor x",
+        "twice(Tensor grad_y, Tensor z) -> Tensor y",
+        "twice(Tensor x, Tensor x_shape) -> Tensor y",
+    ],
+)
+def test_two_things_of_one_name_are_refused(tmp_path: Path, schema: str) -> None:
+    with pytest.raises(RecordError, match="would stand for two things"):
+        load_record(tmp_path, f"op = Op(schema={schema!r}, reference=lambda *a: a[0])\n")
+
+
+def test_an_op_takes_a_tensor(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="has no Tensor argument"):
+        load_record(tmp_path, "op = Op(schema='made(int n) -> Tensor y', reference=torch.ones)\n")
+
+
+def test_autocast_means_the_same_on_every_path(tmp_path: Path) -> None:
+    product = load_record(
+        tmp_path,
+        """
+        op = Op(schema="product(Tensor x, Tensor w) -> Tensor y",
+                reference=lambda x, w: x @ w, autocast=torch.float32)
+        """,
+    )
+    x = torch.randn(3, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert product(x, x).dtype == torch.float32
+        assert product(x.clone().requires_grad_(), x).dtype == torch.float32
+        assert torch.ops.opforge_user.product(x, x).dtype == torch.float32
+
+
+def test_a_wheels_library_that_does_not_fit_is_passed_over(
+    tmp_path: Path, cache_dir: Path, untried: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_op(tmp_path / "op", name="passed", cpp="kernel")
+    op = discover.find(str(folder))
+    (library,) = compile.build([plan(op, "cpu")])
+    (placed,) = ship.to_folder([library], folder / "prebuilt")
+    manifest = placed.with_suffix(".json")
+    manifest.write_text(manifest.read_text().replace('"f16c"', '"no-such-instruction"'))
+    assert load.find(op, "cpu").path == library.path
+    assert "no-such-instruction; looking further" in capfd.readouterr().err

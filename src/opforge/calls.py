@@ -51,6 +51,8 @@ def make_call(
         if is_compiling():
             return overload(*args)
         try:
+            if forward_ad._current_level >= 0:
+                _refuse_tangents(op, args)
             if len(args) != n_args or transforms_active() or dispatch_modes() or function_modes():
                 return registered(*args)
             needs_grad = False
@@ -62,13 +64,12 @@ def make_call(
                     return registered(*args)
                 if tensor.requires_grad:
                     needs_grad = True
-            if forward_ad._current_level >= 0:
-                _refuse_tangents(op, args)
+            run = function.apply if needs_grad and grad_enabled() else kernel
             if cast is not None and autocast_enabled():
                 args = cast(args)
-            if needs_grad and grad_enabled():
-                return function.apply(*args)
-            return kernel(*args)
+                with torch._C._ExcludeDispatchKeyGuard(AUTOCAST_KEYS):  # as the registered op does
+                    return run(*args)
+            return run(*args)
         except (RuntimeError, TypeError) as error:
             reason = explain(op, args, error)
             if reason is error:

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from opforge.errors import OpforgeError
+from opforge.errors import OpforgeError, RecordError
 from opforge.op import Op
 
 app = typer.Typer(
@@ -57,10 +57,13 @@ def build(
 ) -> None:
     """Compile kernels: into the cache, a folder for OPFORGE_PREBUILT, or a wheel."""
     from opforge import settings
+    from opforge.build import arch as architectures
     from opforge.build import compile, ship, toolchain
     from opforge.build.plan import has_sources, plan
 
-    records = _records(ops)
+    records = list(dict.fromkeys(_records(ops)))
+    if arch:
+        architectures.parse(arch)  # a typo is an error even if nothing is compiled for a GPU
     targets = [t for t, wished in (("cpu", cpu), ("cuda", cuda)) if wished]
     if not targets:  # what this machine can build
         targets = ["cpu"]
@@ -71,6 +74,9 @@ def build(
         except OpforgeError as reason:
             out.print(f"CUDA kernels are left out: {reason}", highlight=False)
     plans = [plan(op, t, arch) for op in records for t in targets if has_sources(op, t)]
+    if not plans:
+        names = ", ".join(op.name for op in records)
+        raise RecordError(f"nothing to build: {names} has no source for {' or '.join(targets)}")
     started = time.monotonic()
     libraries = compile.build(plans)
     table = Table("op", "target", "architectures", "KB", "library", box=None)
@@ -177,7 +183,7 @@ def _print_difference(old: dict[str, str], new: dict[str, str]) -> None:
 @cache_app.command("prune")
 def cache_prune(
     everything: Annotated[bool, typer.Option("--all", help="also what is in use")] = False,
-    days: Annotated[float | None, typer.Option(help="only what is older than this")] = None,
+    days: Annotated[float | None, typer.Option(min=0, help="only what is older than this")] = None,
 ) -> None:
     """Remove libraries that no built-in op would load any more (and those of op folders)."""
     from opforge.build import cache
@@ -198,6 +204,6 @@ def main() -> None:
     """Run the command; expected errors are one line and exit code 2."""
     try:
         app()
-    except OpforgeError as error:
+    except (OpforgeError, OSError) as error:
         print(f"opforge: {error}", file=sys.stderr)
         sys.exit(2)

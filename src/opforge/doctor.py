@@ -67,7 +67,10 @@ def _toolchains() -> Iterator[Finding]:
         yield Finding(
             "CUDA toolkit", "fault", str(error), "see above: point CXX or CUDA_HOME elsewhere"
         )
-    yield Finding("architectures", "ok", " ".join(arch.select()))
+    try:
+        yield Finding("architectures", "ok", " ".join(arch.select()))
+    except OpforgeError as error:
+        yield Finding("architectures", "fault", str(error), "correct TORCH_CUDA_ARCH_LIST")
 
 
 def _gpu() -> Iterator[Finding]:

@@ -76,7 +76,10 @@ class Gradient:
             ctx.save_for_backward(
                 *[outputs[i] if kind == "output" else inputs[i] for kind, i in self._saved]
             )
-        ctx.kept = [inputs[i].shape if kind == "shape" else inputs[i] for kind, i in self._kept]
+        ctx.kept = [
+            inputs[i].shape if kind == "shape" and inputs[i] is not None else inputs[i]
+            for kind, i in self._kept
+        ]
 
     def backward(self, ctx: Any, grads: tuple[Any, ...], run: Callable[..., Any]) -> Any:
         """Gradients for every forward argument, None where there is none."""
@@ -136,23 +139,34 @@ def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
 
     def vjp(*values: Any) -> Any:
         grads, arguments = values[:n_grads], list(values[n_grads:])
+        leaves: dict[int, torch.Tensor] = {}
         with _autograd_back_on(), torch.enable_grad():
             for i in slots:
-                if arguments[i] is not None:
-                    arguments[i] = arguments[i].detach().requires_grad_()
-            leaves = [arguments[i] for i in slots if arguments[i] is not None]
+                if arguments[i] is not None and arguments[i].is_floating_point():
+                    arguments[i] = leaves[i] = arguments[i].detach().requires_grad_()
             outputs = as_tuple(reference(*arguments))
-            found = iter(torch.autograd.grad(outputs, leaves, grads, allow_unused=True))
-        results = []
-        for i in slots:
-            # An input that was None has no gradient, but the op must return a tensor for it.
-            gradient = None if arguments[i] is None else next(found)
-            shape = (0,) if arguments[i] is None else arguments[i].shape
-            like = grads[0] if arguments[i] is None else arguments[i]
-            results.append(like.new_zeros(shape) if gradient is None else gradient)
+            pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
+            found: tuple[torch.Tensor | None, ...] = (None,) * len(leaves)
+            if pairs:
+                found = torch.autograd.grad(
+                    [o for o, _ in pairs],
+                    list(leaves.values()),
+                    [g for _, g in pairs],
+                    allow_unused=True,
+                )
+        by_slot = dict(zip(leaves, found, strict=True))
+        # The op must return a tensor for every input, also for one without a gradient.
+        results = [
+            by_slot[i] if by_slot.get(i) is not None else _zeros(arguments[i], grads[0])
+            for i in slots
+        ]
         return tuple(results) if len(results) > 1 else results[0]
 
     return Backward(f"{forward.name}_backward({grads}, {args}) -> ({returns})", vjp)
+
+
+def _zeros(argument: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    return like.new_zeros(0) if argument is None else torch.zeros_like(argument)
 
 
 def _autograd_back_on() -> Any:

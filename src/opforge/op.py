@@ -108,11 +108,15 @@ class Op:
                 f"the record of {self.name} has no reference; pass reference=<a function in plain "
                 "PyTorch that computes the op>"
             )
-        if self.like is not None and self.like not in self._tensor_names():
+        tensors = [a.name for a in self.forward.args if a.type == "Tensor"]
+        if not tensors:
+            raise RecordError(f"schema {self.schema!r} has no Tensor argument; an op takes one")
+        if self.like is not None and self.like not in tensors:
             raise RecordError(
                 f"the record of {self.name} says like={self.like!r}, "
-                f"but its tensor inputs are {', '.join(self._tensor_names())}"
+                f"but its (not optional) tensor inputs are {', '.join(tensors)}"
             )
+        self._check_names_are_distinct()
         schemas.check_name(self.namespace, "namespace")
 
     @property
@@ -153,8 +157,18 @@ class Op:
         moved = sum(t.numel() * t.element_size() for t in tensors)
         return Cost(moved, self.operations(*args) if self.operations else 0)
 
-    def _tensor_names(self) -> list[str]:
-        return [a.name for a in self.forward.args if a.is_tensor]
+    def _check_names_are_distinct(self) -> None:
+        """A backward asks by name, so no two things may have one name."""
+        inputs = [a.name for a in self.forward.args]
+        outputs = [r.name for r in self.forward.returns]
+        derived = [f"grad_{o}" for o in outputs]
+        derived += [f"needs_{i}" for i in inputs] + [f"{i}_shape" for i in inputs]
+        names = [*inputs, *outputs, *derived]
+        for name in {n for n in names if names.count(n) > 1}:
+            raise RecordError(
+                f"schema {self.schema!r}: {name!r} would stand for two things; rename an argument "
+                "or return (grad_<output>, needs_<input> and <input>_shape are taken, too)"
+            )
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:

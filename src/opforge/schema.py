@@ -31,7 +31,6 @@ _CPP = {
     "bool?": "std::optional<bool>",
     "int[]": "std::vector<int64_t>",
     "int[]?": "std::optional<std::vector<int64_t>>",
-    "Tensor[]": "std::vector<torch::stable::Tensor>",
 }
 
 

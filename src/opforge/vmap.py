@@ -18,21 +18,23 @@ def rule(pointwise: bool) -> Callable[..., tuple[Any, Any]]:
 
 def _pointwise(run: Callable[..., Any], info: Any, in_dims: InDims, *args: Any) -> tuple[Any, Any]:
     """Batch dims go to the front; ranks are aligned so that broadcasting stays per sample."""
-    batched = [isinstance(d, int) for d in in_dims]
-    rank = max(
-        a.dim() - b for a, b in zip(args, batched, strict=True) if isinstance(a, torch.Tensor)
-    )
+    slots = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
+    fronts = [
+        args[i].movedim(in_dims[i], 0) if isinstance(in_dims[i], int) else args[i].unsqueeze(0)
+        for i in slots
+    ]
+    rank = max(t.dim() for t in fronts)
+    aligned = [t.reshape(t.shape[0], *[1] * (rank - t.dim()), *t.shape[1:]) for t in fronts]
     moved = list(args)
-    for i, dim in enumerate(in_dims):
-        if isinstance(dim, int):
-            front = args[i].movedim(dim, 0)
-            ones = [1] * (rank + 1 - front.dim())
-            moved[i] = front.reshape(front.shape[0], *ones, *front.shape[1:])
+    for i, tensor in zip(slots, torch.broadcast_tensors(*aligned), strict=True):
+        moved[i] = tensor  # a backward's kernel does not broadcast by itself
     return run(*moved), 0
 
 
 def _loop(run: Callable[..., Any], info: Any, in_dims: InDims, *args: Any) -> tuple[Any, Any]:
     """One call per sample: right for every op."""
+    if info.batch_size == 0:
+        raise ValueError("opforge: vmap over a batch of size 0 is not supported for this op")
     pairs = list(zip(args, in_dims, strict=True))
     samples = [
         run(*[a.select(d, i) if isinstance(d, int) else a for a, d in pairs])

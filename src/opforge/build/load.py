@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import platform
 import shlex
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -130,23 +131,34 @@ def build_command(op: Op, target: str) -> str:
 
 
 def find_prebuilt(op: Op, target: str) -> cache.Library | None:
-    """From OPFORGE_PREBUILT, or from the op's own ``prebuilt/`` folder, as wheels ship them."""
+    """From OPFORGE_PREBUILT, or from the op's own ``prebuilt/`` folder, as wheels ship them.
+
+    What OPFORGE_PREBUILT names must fit. A wheel's library that does not fit this machine is passed
+    over where there are sources to build another one from.
+    """
     assert op.folder is not None
-    named = settings.prebuilt_dir()
-    for folder in [named, op.folder / "prebuilt"]:
-        if folder is None:
-            continue
-        manifest = folder / f"{op.name}-{target}.json"
-        library = manifest.with_suffix(".so")
-        if manifest.is_file():
-            found = cache.read(manifest)
-            check_fits(found)
-            _check_is_of(found, op)
-            return found
-        if library.is_file():
-            raise KernelUnavailable(
-                f"{library} has no manifest beside it; make it with `opforge build`"
-            )
+    if (named := settings.prebuilt_dir()) and (library := _prebuilt_in(named, op, target)):
+        return library
+    try:
+        return _prebuilt_in(op.folder / "prebuilt", op, target)
+    except OpforgeError as error:
+        if not has_sources(op, target):
+            raise
+        print(f"opforge: {error}; looking further", file=sys.stderr)
+        return None
+
+
+def _prebuilt_in(folder: Path, op: Op, target: str) -> cache.Library | None:
+    manifest = folder / f"{op.name}-{target}.json"
+    if manifest.is_file():
+        found = cache.read(manifest)
+        check_fits(found)
+        _check_is_of(found, op)
+        return found
+    if manifest.with_suffix(".so").is_file():
+        raise KernelUnavailable(
+            f"{manifest.with_suffix('.so')} has no manifest beside it; make it with `opforge build`"
+        )
     return None
 
 

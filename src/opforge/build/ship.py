@@ -61,7 +61,12 @@ def _opforge_wheel(libraries: list[cache.Library], folder: Path) -> Path:
     for library in libraries:
         op = library.manifest["op"]
         files |= _library_files(library, f"opforge/ops/{op}/prebuilt")
-    about = metadata.distribution("opforge").read_text("METADATA") or ""
+    installed = metadata.distribution("opforge")
+    about = installed.read_text("METADATA") or ""
+    for file in installed.files or []:
+        if file.parent.name == "licenses":
+            place = f"opforge-{opforge.__version__}.dist-info/licenses/{file.name}"
+            files[place] = file.read_binary()
     scripts = b"[console_scripts]\nopforge = opforge.cli:main\n"
     return _write(folder, "opforge", opforge.__version__, about, files, scripts)
 

@@ -135,7 +135,8 @@ __global__ void __launch_bounds__(kColumnThreads, Visitor::kBlocks)
 
 // Adds the parts of each column and rounds once.
 template <class T>
-__global__ void column_finish(const ColumnParams p, const compute_t<T>* partial, T* out) {
+__global__ void __launch_bounds__(1024)
+    column_finish(const ColumnParams p, const compute_t<T>* partial, T* out) {
   using A = compute_t<T>;
   constexpr int kAcross = 32, kDown = 32;
   struct Stack {
@@ -190,7 +191,8 @@ ColumnParams plan_columns(int64_t batches, int64_t rows, int64_t cols,
   // A chunk is worth a block only if each of its threads has a few rows.
   const int64_t in_class = ceil_div(rows, p.classes);
   const int64_t most = ceil_div(in_class, kColumnThreads / p.tile * 4);
-  const int64_t chunks = tuning.rows ? ceil_div(in_class, tuning.rows) : std::min(wanted, most);
+  const int64_t asked = tuning.rows;
+  const int64_t chunks = asked ? ceil_div(in_class, asked) : std::min(wanted, most);
   p.chunks = int(std::clamp<int64_t>(chunks, 1, 65535 / p.classes));
   return p;
 }

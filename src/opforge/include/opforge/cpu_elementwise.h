@@ -25,8 +25,6 @@ constexpr int64_t kGrain = 32768;
 // From here on the C library gives every allocation back to the system when it is freed.
 constexpr int64_t kHugePageBytes = int64_t(32) << 20;
 
-inline int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // Asks for 2 MB pages behind a large new output: torch gets it from the system afresh, which maps
 // it page by page as it is first written, and with 4 KB pages that takes longer than everything
 // else.
@@ -80,7 +78,7 @@ struct Tiles {
     }
     row = outer.size[0];
     tile = std::min(row, longest);
-    outer.size[0] = divide_up(row, tile);
+    outer.size[0] = ceil_div(row, tile);
     for (int k = 0; k < N; ++k) {
       stride[k] = layout.stride[k][0];
       outer.stride[k][0] = stride[k] * tile;

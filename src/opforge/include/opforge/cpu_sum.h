@@ -201,7 +201,7 @@ void sum(const In* x, const Layout<2>& kept, const Layout<1>& reduced, Out* out)
   const bool across = kept.rank > 0 && (count < 16 || kept_step == 1 ||
                                         (reduced_step != 1 && kept_step < reduced_step));
   // Short rows, end to end in memory: many together make a row that fills vectors.
-  const int64_t fold = divide_up(256, outputs), wide = fold * outputs, rest = count % fold;
+  const int64_t fold = ceil_div(256, outputs), wide = fold * outputs, rest = count % fold;
   if (outputs < 64 && kept.rank == 1 && reduced.rank == 1 && kept_step == 1 &&
       kept.stride[1][0] == 1 && reduced_step == outputs && count >= 16 * fold) {
     const auto partial = std::make_unique_for_overwrite<sum_t<In>[]>(size_t(wide + outputs));
@@ -217,12 +217,12 @@ void sum(const In* x, const Layout<2>& kept, const Layout<1>& reduced, Out* out)
   };
   if (across) {
     const Tiles<2> columns(kept, kBlockColumns);
-    const int64_t blocks = divide_up(count, kBlockRows);
+    const int64_t blocks = ceil_div(count, kBlockRows);
     run(blocks, [&](auto* to) { sum_across(x, columns, outputs, reduced, blocks, to); });
   } else {
     const Tiles<1> terms(reduced, kBlockTerms);
     const int64_t group = std::max<int64_t>(1, kBlockTerms / terms.tile);
-    const int64_t blocks = divide_up(terms.outer.count(), group);
+    const int64_t blocks = ceil_div(terms.outer.count(), group);
     run(blocks, [&](auto* to) { sum_along(x, kept, terms, group, blocks, to); });
   }
 }

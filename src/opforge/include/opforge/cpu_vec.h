@@ -103,7 +103,7 @@ OPFORGE_INLINE vec<T> load_some(const T* p, int64_t stride, int64_t n) {
 template <class T>
 OPFORGE_INLINE vec<T> load(const T* p, int64_t stride) {
   if (stride == 1) return load(p);
-  if (stride == 0) return vec<T>{} + widen(*p);
+  if (stride == 0) return widen(*p) - vec<T>{};
   vec<T> v;
   for (int i = 0; i < kLanes<T>; ++i) v[i] = widen(p[i * stride]);
   return v;

@@ -171,7 +171,8 @@ void elementwise_indexed(const Layout<Inputs + 1>& layout, T* out,
   p.out = out;
   p.count = Index(layout.count());
   p.walk = Walk<Index, Inputs + 1>(layout);
-  bool vectors = misalignment(out) == 0 && tuning.vec != 1;
+  const Tuning chosen = tuning;
+  bool vectors = misalignment(out) == 0 && chosen.vec != 1;
   Last last = Last::dense;
   for (int k = 0; k < Inputs; ++k) {
     const int64_t* stride = layout.stride[k + 1];
@@ -185,7 +186,7 @@ void elementwise_indexed(const Layout<Inputs + 1>& layout, T* out,
     }
   }
   // 128 threads are 2% better where a row repeats, 256 elsewhere.
-  const int block = tuning.block ? tuning.block : last == Last::repeats ? 128 : 256;
+  const int block = chosen.block ? chosen.block : last == Last::repeats ? 128 : 256;
   const int64_t blocks = ceil_div(layout.count(), int64_t(block) * kVec<T>);
   auto kernel = elementwise_elements<T, Inputs, Index, F>;
   if (vectors && last == Last::dense)

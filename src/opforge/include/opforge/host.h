@@ -46,11 +46,16 @@ template <class... Parts>
 
 enum class DType { f32, f16, bf16, f64 };
 
+inline int32_t dtype_code(const Tensor& x) {
+  int32_t code = -1;
+  aoti_torch_get_dtype(x.get(), &code);
+  return code;
+}
+
 inline DType dtype_of(const Tensor& x) {
   static const int32_t f32 = aoti_torch_dtype_float32(), f16 = aoti_torch_dtype_float16(),
                        bf16 = aoti_torch_dtype_bfloat16(), f64 = aoti_torch_dtype_float64();
-  int32_t code = -1;
-  aoti_torch_get_dtype(x.get(), &code);
+  const int32_t code = dtype_code(x);
   if (code == f32) return DType::f32;
   if (code == f16) return DType::f16;
   if (code == bf16) return DType::bf16;
@@ -78,8 +83,10 @@ inline decltype(auto) dispatch(DType dtype, F&& f) {
   }
 }
 
+// Every size passes through here, so that arrays of kMaxDims are long enough everywhere.
 inline std::span<const int64_t> sizes(const Tensor& x) {
   const auto s = x.sizes();
+  OPFORGE_CHECK(s.size() <= kMaxDims, "tensors of more than ", kMaxDims, " dims are not supported");
   return {s.data(), s.size()};
 }
 
@@ -115,15 +122,9 @@ inline Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int6
   return Tensor(handle);
 }
 
-inline int32_t dtype_code(const Tensor& x) {
-  int32_t code = -1;
-  aoti_torch_get_dtype(x.get(), &code);
-  return code;
-}
-
 // A new contiguous tensor on the device of `like`.
 inline Tensor empty(std::span<const int64_t> sizes, int32_t dtype, const Tensor& like) {
-  int64_t strides[64];
+  int64_t strides[kMaxDims];
   int64_t step = 1;
   for (size_t i = sizes.size(); i-- > 0;) {
     strides[i] = step;
@@ -154,9 +155,9 @@ inline Tensor empty_like(const Tensor& x) {
 // A contiguous copy, for the rare layout a kernel has no path for.
 inline Tensor contiguous(const Tensor& x) {
   if (x.is_contiguous()) return x;
-  StableIValue stack[2] = {torch::stable::detail::from(x),
-                           torch::stable::detail::from(std::nullopt)};
-  stack[1] = torch::stable::detail::from(aoti_torch_memory_format_contiguous_format());
+  StableIValue stack[2] = {
+      torch::stable::detail::from(x),
+      torch::stable::detail::from(aoti_torch_memory_format_contiguous_format())};
   OPFORGE_CHECK(
       torch_call_dispatcher("aten::contiguous", "", stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS,
       "opforge: out of memory copying ", x.numel(), " elements");
@@ -242,18 +243,13 @@ inline void parallel_for(int64_t n, int64_t grain, const F& body) {
     if (n > 0) body(int64_t(0), n);
     return;
   }
-  torch_parallel_for(
+  const auto code = torch_parallel_for(
       0, n, grain,
       [](int64_t begin, int64_t end, void* context) {
         (*static_cast<const F*>(context))(begin, end);
       },
       const_cast<void*>(static_cast<const void*>(&body)));
-}
-
-inline int64_t thread_count() {
-  uint32_t count = 1;
-  torch_get_num_threads(&count);
-  return count;
+  OPFORGE_CHECK(code == AOTI_TORCH_SUCCESS, "opforge: a parallel loop failed");
 }
 
 inline void fill_zero(const Tensor& x) {
@@ -263,6 +259,20 @@ inline void fill_zero(const Tensor& x) {
 // The dtype sums of x are kept in.
 inline int32_t accumulator_dtype(const Tensor& x) {
   return dtype_of(x) == DType::f64 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32();
+}
+
+// The dims a `dim` argument names, as bits; none given means all.
+inline uint64_t named_dims(int64_t rank, const std::optional<std::vector<int64_t>>& dim) {
+  if (!dim || dim->empty()) return ~uint64_t(0);
+  const int64_t limit = std::max<int64_t>(rank, 1);
+  uint64_t mask = 0;
+  for (const int64_t d : *dim) {
+    OPFORGE_CHECK(d >= -limit && d < limit, "dim ", d, " is out of range");
+    const uint64_t bit = uint64_t(1) << (d < 0 ? d + limit : d);
+    OPFORGE_CHECK((mask & bit) == 0, "dim ", d, " is named twice");
+    mask |= bit;
+  }
+  return mask;
 }
 
 // A tensor seen as a matrix: the last dim is the columns, all others together are the rows.
@@ -332,14 +342,14 @@ struct OpforgeSignature {
 
 #define OPFORGE_IMPL(op, function) \
   OPFORGE_IMPL_(op, function, OPFORGE_NAMESPACE, OPFORGE_DISPATCH_KEY)
-#define OPFORGE_IMPL_(op, function, ns, key)                                                      \
-  static_assert(                                                                                  \
-      ::opforge::OpforgeSignature< ::opforge::schema::op, typename ::opforge::detail::Plain<      \
-                                                              decltype(&function)>::type>::agree, \
-      "opforge: the record's " OPFORGE_SCHEMA_##op ", but `" #function "` is another");           \
-  STABLE_TORCH_LIBRARY_IMPL(ns, key, library) {                                                   \
-    library.impl(#op, TORCH_BOX(&function));                                                      \
-    library.impl(#op ".below_autograd", TORCH_BOX(&function));                                    \
+#define OPFORGE_IMPL_(op, function, ns, key)                                                     \
+  static_assert(                                                                                 \
+      ::opforge::OpforgeSignature<::opforge::schema::op, typename ::opforge::detail::Plain<      \
+                                                             decltype(&function)>::type>::agree, \
+      "opforge: the record's " OPFORGE_SCHEMA_##op ", but `" #function "` is another");          \
+  STABLE_TORCH_LIBRARY_IMPL(ns, key, library) {                                                  \
+    library.impl(#op, TORCH_BOX(&function));                                                     \
+    library.impl(#op ".below_autograd", TORCH_BOX(&function));                                   \
   }
 
 }  // namespace opforge

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cuda_runtime.h>
+#include <opforge/layout.h>
 
 #include <atomic>
 #include <cstdint>
@@ -46,6 +47,15 @@ __device__ __forceinline__ void release_next() {
 #endif
 }
 
+// Whether the machine code that runs has await_previous() in it: PTX of an older architecture,
+// compiled by the driver, has not, whatever the GPU.
+template <class... Params>
+inline bool can_overlap(void (*kernel)(Params...)) {
+  cudaFuncAttributes facts = {};
+  cuda_check(cudaFuncGetAttributes(&facts, kernel), "cudaFuncGetAttributes");
+  return facts.ptxVersion >= 90;
+}
+
 template <class... Params, class... Args>
 inline void launch(void (*kernel)(Params...), const Config& config, Args&&... args) {
   cudaLaunchConfig_t raw = {};
@@ -57,7 +67,7 @@ inline void launch(void (*kernel)(Params...), const Config& config, Args&&... ar
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
   raw.attrs = &overlap;
-  raw.numAttrs = config.overlap_previous ? 1 : 0;
+  raw.numAttrs = config.overlap_previous && can_overlap(kernel) ? 1 : 0;
   const cudaError_t code = cudaLaunchKernelEx(&raw, kernel, Params(std::forward<Args>(args))...);
   if (code == cudaSuccess) return;
   std::ostringstream what;
@@ -67,8 +77,8 @@ inline void launch(void (*kernel)(Params...), const Config& config, Args&&... ar
   cuda_check(code, what.str().c_str());
 }
 
-// How the work is split may follow the shape and this number, never an occupancy query: the same
-// shape gives the same order of additions, hence the same bits.
+// How the work is split may follow the shape, the alignment and this number, never an occupancy
+// query: the same tensor gives the same order of additions, hence the same bits.
 inline int multiprocessors() {
   static std::atomic<int> known[64];  // per device; asking CUDA takes half a microsecond
   int device = 0;
@@ -89,8 +99,6 @@ struct Tuning {
   int vec = 0;    // elements per access: 1, or the 16-byte vector
 };
 inline Tuning tuning;
-
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace opforge
 

@@ -13,7 +13,11 @@
 
 namespace opforge {
 
-// Torch allows 64 dimensions; more than eight rarely survive merging. Beyond that, copy first.
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+constexpr int kMaxDims = 64;  // of a tensor
+
+// More than eight dimensions rarely survive merging. Beyond that, copy first.
 constexpr int kMaxRank = 8;
 
 // Dimension 0 is the innermost. Strides are in elements.
@@ -72,7 +76,7 @@ template <int N>
 Layout<N> flatten(std::span<const int64_t> sizes,
                   const std::array<std::span<const int64_t>, N>& operand_sizes,
                   const std::array<std::span<const int64_t>, N>& operand_strides) {
-  detail::Dim<N> dims[64];
+  detail::Dim<N> dims[kMaxDims];
   int count = 0;
   const int rank = int(sizes.size());
   for (int d = rank - 1; d >= 0; --d) {  // innermost first
@@ -94,7 +98,7 @@ Layout<N> flatten(std::span<const int64_t> sizes,
 // The same for one operand whose dimensions must keep their order.
 inline Layout<1> flatten_in_order(std::span<const int64_t> sizes,
                                   std::span<const int64_t> strides) {
-  detail::Dim<1> dims[64];
+  detail::Dim<1> dims[kMaxDims];
   int count = 0;
   for (size_t d = sizes.size(); d-- > 0;) {
     if (sizes[d] != 1) dims[count++] = {sizes[d], {strides[d]}};

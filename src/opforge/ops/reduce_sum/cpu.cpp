@@ -7,22 +7,15 @@ namespace opforge {
 Tensor reduce_sum_cpu(const Tensor& x, std::optional<std::vector<int64_t>> dim, bool keepdim) {
   const auto size = sizes(x);
   const int64_t rank = x.dim();
-  bool reduced[64] = {};
-  if (!dim || dim->empty()) std::fill_n(reduced, rank, true);
-  for (const int64_t d : dim ? *dim : std::vector<int64_t>{}) {
-    const int64_t limit = std::max<int64_t>(rank, 1);
-    OPFORGE_CHECK(-limit <= d && d < limit, "reduce_sum: dim ", d, " is out of range");
-    bool& flag = reduced[d < 0 ? d + limit : d];
-    OPFORGE_CHECK(!flag, "reduce_sum: dim ", d, " is named twice");
-    flag = true;
-  }
+  const uint64_t named = named_dims(rank, dim);
+  const auto reduced = [named](int64_t d) { return bool(named >> d & 1); };
 
   // One side of the loop has the kept dims, the other the reduced ones.
   std::vector<int64_t> shape, kept_size, kept_stride, terms_size, terms_stride;
   for (int64_t d = 0; d < rank; ++d) {
-    (reduced[d] ? terms_size : kept_size).push_back(size[d]);
-    (reduced[d] ? terms_stride : kept_stride).push_back(strides(x)[d]);
-    if (keepdim || !reduced[d]) shape.push_back(reduced[d] ? 1 : size[d]);
+    (reduced(d) ? terms_size : kept_size).push_back(size[d]);
+    (reduced(d) ? terms_stride : kept_stride).push_back(strides(x)[d]);
+    if (keepdim || !reduced(d)) shape.push_back(reduced(d) ? 1 : size[d]);
   }
   const Tensor y = empty(shape, x);
   if (x.numel() == 0) {
@@ -40,7 +33,7 @@ Tensor reduce_sum_cpu(const Tensor& x, std::optional<std::vector<int64_t>> dim, 
     step = 1;
     for (const bool side : {true, false}) {
       for (int64_t d = rank; d-- > 0;) {
-        if (reduced[d] != side) continue;
+        if (reduced(d) != side) continue;
         dense[d] = step;
         step *= size[d];
       }

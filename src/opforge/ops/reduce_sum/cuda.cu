@@ -7,9 +7,9 @@ namespace opforge {
 
 namespace {
 
-// Up to 64 numbers, as many as torch has dims; small enough for the stack.
+// A number per dim, on the stack.
 struct Dims {
-  int64_t value[64];
+  int64_t value[kMaxDims];
   size_t count = 0;
 
   void add(int64_t v) { value[count++] = v; }
@@ -21,19 +21,6 @@ struct Split {
   Dims shape;  // of the result
   Layout<1> kept, reduced;
 };
-
-uint64_t summed_dims(int64_t rank, const std::optional<std::vector<int64_t>>& dim) {
-  if (!dim || dim->empty()) return ~uint64_t(0);
-  uint64_t mask = 0;
-  for (const int64_t d : *dim) {
-    const int64_t limit = std::max<int64_t>(rank, 1);
-    OPFORGE_CHECK(d >= -limit && d < limit, "reduce_sum: dim ", d, " is out of range");
-    const uint64_t bit = uint64_t(1) << (d < 0 ? d + limit : d);
-    OPFORGE_CHECK((mask & bit) == 0, "reduce_sum: dim ", d, " is named twice");
-    mask |= bit;
-  }
-  return mask;
-}
 
 Split split(const Tensor& x, uint64_t summed, bool keepdim) {
   const auto size = sizes(x), stride = strides(x);
@@ -136,9 +123,10 @@ void sum(const Tensor& x, const Split& s, const Tensor& y) {
     const bool contiguous_run =
         s.reduced.rank == 0 ||
         (s.reduced.stride[0][0] == 1 && (s.reduced.rank == 1 || s.reduced.size[0] >= 16 * kVec<T>));
+    // A batch of low matrices would leave most threads of its blocks idle.
+    const bool low = s.kept.rank == 2 && (s.kept.size[1] > 65535 || s.reduced.size[0] < 64);
     const bool contiguous_kept = s.reduced.rank == 1 && s.kept.rank >= 1 && s.kept.rank <= 2 &&
-                                 s.kept.stride[0][0] == 1 &&
-                                 (s.kept.rank == 1 || s.kept.size[1] <= 65535);
+                                 s.kept.stride[0][0] == 1 && !low;
     const bool small = x.numel() < (int64_t(1) << 31);
     if (contiguous_run) {
       (small ? sum_as_rows<T, uint32_t> : sum_as_rows<T, uint64_t>)(x, s, y, stream);
@@ -155,7 +143,7 @@ void sum(const Tensor& x, const Split& s, const Tensor& y) {
 Tensor reduce_sum_cuda(const Tensor& x, const std::optional<std::vector<int64_t>>& dim,
                        bool keepdim) {
   const DeviceGuard guard(x.get_device_index());
-  const uint64_t summed = summed_dims(x.dim(), dim);
+  const uint64_t summed = named_dims(x.dim(), dim);
   Split s = split(x, summed, keepdim);
   const Tensor y = empty(s.shape, x);
   if (y.numel() == 0) return y;

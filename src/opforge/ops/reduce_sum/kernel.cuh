@@ -104,7 +104,8 @@ __global__ void __launch_bounds__(1024, 2) row_sums(const RowParams<In, Index> p
 
 template <class In, class Index, class Out>
 void sum_rows(const RowParams<In, Index>& p, Out* out, cudaStream_t stream, bool second = false) {
-  const int block = std::max(tuning.block ? tuning.block : 256, p.group);
+  const int asked = tuning.block;
+  const int block = std::max(asked ? asked : 256, p.group);
   const int64_t blocks = ceil_div(p.total(), block / p.group);
   launch(row_sums<In, Index, Out>, {dim3(unsigned(blocks)), dim3(block), stream, 0, second}, p,
          out);
@@ -113,7 +114,7 @@ void sum_rows(const RowParams<In, Index>& p, Out* out, cudaStream_t stream, bool
 // Threads per run: as many as keep four loads each in flight and are nearly all busy in every trip.
 template <class In>
 int row_group(int64_t length) {
-  const int64_t vectors = length / kVec<In>;
+  const int64_t vectors = std::max<int64_t>(length / kVec<In>, 1);
   int group = 512;
   while (group > 4 && vectors * 5 < ceil_div(vectors, 4 * group) * 4 * group * 4) group /= 2;
   return group;
@@ -125,7 +126,9 @@ template <class In, class Index>
 void cut_runs(RowParams<In, Index>& p) {
   const int64_t wanted = ceil_div(int64_t(multiprocessors()) * 4, p.outputs * p.runs);
   const int64_t most = ceil_div(p.length, 16384);
-  p.piece = ceil_div(ceil_div(p.length, std::max<int64_t>(std::min(wanted, most), 1)), 64) * 64;
+  // At least so many that the length of a piece fits an int.
+  const int64_t least = ceil_div(p.length, int64_t(1) << 30);
+  p.piece = ceil_div(ceil_div(p.length, std::max(std::min(wanted, most), least)), 64) * 64;
   const int64_t cuts = ceil_div(p.length, p.piece);
   p.cuts = Divider<Index>(cuts);
   p.pieces = Divider<Index>(cuts * p.runs);
@@ -186,7 +189,7 @@ struct ScatteredParams {
 };
 
 template <class T, class Index>
-__global__ void scattered_sums(const ScatteredParams<T, Index> p, T* out) {
+__global__ void __launch_bounds__(1024) scattered_sums(const ScatteredParams<T, Index> p, T* out) {
   const int lane = threadIdx.x % p.group;
   const int64_t which = int64_t(blockIdx.x) * (blockDim.x / p.group) + threadIdx.x / p.group;
   compute_t<T> sum = 0;
@@ -204,7 +207,8 @@ __global__ void scattered_sums(const ScatteredParams<T, Index> p, T* out) {
 
 template <class T, class Index>
 void sum_elements(const ScatteredParams<T, Index>& p, T* out, cudaStream_t stream) {
-  const int block = std::max(tuning.block ? tuning.block : 256, p.group);
+  const int asked = tuning.block;
+  const int block = std::max(asked ? asked : 256, p.group);
   const int64_t blocks = ceil_div(p.outputs, block / p.group);
   launch(scattered_sums<T, Index>, {dim3(unsigned(blocks)), dim3(block), stream}, p, out);
 }

@@ -19,7 +19,7 @@ def reference(x: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
 
 def backward(grad_y: Tensor, x_shape: list[int], dim: list[int] | None, keepdim: bool) -> Tensor:
     """Every element of a sum gets its gradient: a view with stride 0, so no byte moves."""
-    if not keepdim:
+    if not keepdim and x_shape:
         for d in sorted(d % len(x_shape) for d in dim) if dim else range(len(x_shape)):
             grad_y = grad_y.unsqueeze(d)
     return grad_y.expand(x_shape)
@@ -68,4 +68,6 @@ op = Op(
 
 def reduce_sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Sum of ``x`` over ``dim`` (an int, several, or None for all), the same bits every time."""
-    return op(x, [dim] if isinstance(dim, int) else None if dim is None else list(dim), keepdim)
+    if dim is not None:
+        dim = [dim] if isinstance(dim, int) else [int(d) for d in dim]
+    return op(x, dim, keepdim)

@@ -13,7 +13,7 @@ Tensor scale_bias_relu_cpu(const Tensor& x, const Tensor& bias, double scale) {
       y,
       [scale](const Layout<3>& layout, const Tensor& y, const Tensor& x, const Tensor& bias) {
         dispatch(dtype_of(x), [&]<class T>(Type<T>) {
-          const vec<T> factor = vec<T>{} + compute_t<T>(scale);
+          const vec<T> factor = compute_t<T>(scale) - vec<T>{};
           elementwise(layout, mutable_data<T>(y), {data<T>(x), data<T>(bias)},
                       [factor](auto v, auto b) { return rectify(fma(v, factor, b)); });
         });
@@ -58,9 +58,9 @@ std::tuple<Tensor, Tensor> scale_bias_relu_backward_cpu(const Tensor& grad_y, co
     // A task is a block of rows for some columns, whose sums stay in the L1 cache. The blocks
     // depend on the shape alone, and so do the bits of grad_bias.
     constexpr int64_t block = 64;
-    const int64_t blocks = divide_up(rows, block), tiles = divide_up(cols, kBlockColumns);
+    const int64_t blocks = ceil_div(rows, block), tiles = ceil_div(cols, kBlockColumns);
     const auto sums = std::make_unique<sum_t<T>[]>(size_t(blocks * cols));
-    const vec<T> factor = vec<T>{} + compute_t<T>(scale);
+    const vec<T> factor = compute_t<T>(scale) - vec<T>{};
     const int64_t per_task = std::min(block, rows) * std::min(kBlockColumns, cols);
     parallel_for(
         blocks * tiles, std::max<int64_t>(1, kGrain / per_task), [&](int64_t i, int64_t end) {

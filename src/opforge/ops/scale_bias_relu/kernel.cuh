@@ -71,7 +71,7 @@ struct ScaleBiasReluBackward {
     for (int e = 0; e < N; ++e) {
       if (Whole || (e >= span.lo && e < span.hi)) {
         const A passed = widen(in.y.value[e]) <= A(0) ? A(0) : widen(in.grad.value[e]);
-        out.value[e] = narrow<T>(passed * A(scale));
+        out.value[e] = narrow<T>(passed * scale);
         sum[e] += passed;
         if constexpr (!Whole) c.grad_x[e] = out.value[e];
       }
