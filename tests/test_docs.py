@@ -37,6 +37,16 @@ def test_the_readmes_smallest_op_works(tmp_path: Path) -> None:
     assert torch.autograd.gradcheck(lambda t: softcap(t, 2.0), x)
 
 
+def test_the_benchmark_page_and_the_readme_show_the_committed_results() -> None:
+    results = ROOT / "benchmarks" / "results" / "h200"
+    command = [sys.executable, str(ROOT / "benchmarks" / "table.py"), str(results)]
+    page = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert page == (ROOT / "docs" / "benchmarks.md").read_text()
+    summary = re.search(r"## Summary.*?(\| op .*?)\n\n", page, re.DOTALL)
+    assert summary
+    assert summary[1] in (ROOT / "README.md").read_text()
+
+
 def test_the_training_example_learns() -> None:
     command = [sys.executable, str(ROOT / "examples" / "train.py"), "--steps", "40"]
     text = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout
