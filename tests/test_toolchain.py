@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -403,3 +404,19 @@ def test_a_bad_max_jobs_is_an_error(wish: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MAX_JOBS", wish)
     with pytest.raises(BuildError, match=f"MAX_JOBS='{wish}' is not a positive whole number"):
         compile.job_limit(1)
+
+
+def test_cuda_home_then_path_then_the_pip_toolkit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("path", "pip"):
+        stub_nvcc(tmp_path / name)
+    pathfinder = types.ModuleType("cuda.pathfinder")
+    pathfinder.find_nvidia_binary_utility = lambda _: str(tmp_path / "pip" / "bin" / "nvcc")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", pathfinder)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'path' / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    assert toolchain.find_cuda().origin == "CUDA_HOME"
+    monkeypatch.delenv("CUDA_HOME")
+    assert toolchain.find_cuda().origin == "PATH"
+    monkeypatch.setenv("PATH", "/bin:/usr/bin")
+    assert toolchain.find_cuda().origin == "pip toolkit"
