@@ -28,9 +28,7 @@ out = Console()
 
 Ops = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[OP]...", help="built-in names or op folders; all built-in ops if none"
-    ),
+    typer.Argument(metavar="OP", help="built-in names or op folders; all built-in ops if none"),
 ]
 
 
@@ -79,7 +77,8 @@ def build(
         raise RecordError(f"nothing to build: {names} has no source for {' or '.join(targets)}")
     started = time.monotonic()
     libraries = compile.build(plans)
-    table = Table("op", "target", "architectures", "KB", "library", box=None)
+    table = Table("op", "target", "architectures", "KB", box=None)
+    table.add_column("library", overflow="fold")
     placed = (
         ship.to_folder(libraries, output) if output and not wheel else [b.path for b in libraries]
     )
@@ -91,7 +90,8 @@ def build(
     if wheel:
         made = ship.to_wheel(records, libraries, output or Path("dist"))
         out.print(f"wheel: {made}", highlight=False)
-    out.print(f"{len(libraries)} libraries in {time.monotonic() - started:.1f} s", highlight=False)
+    count = f"{len(libraries)} librar{'y' if len(libraries) == 1 else 'ies'}"
+    out.print(f"{count} in {time.monotonic() - started:.1f} s", highlight=False)
 
 
 @app.command("list")
@@ -172,12 +172,21 @@ def cache_explain(op: Annotated[str, typer.Argument(metavar="OP")]) -> None:
 def _print_difference(old: dict[str, str], new: dict[str, str]) -> None:
     for name in sorted({*old, *new}):
         if old.get(name) != new.get(name):
-            short = name.startswith(("source", "header", "signature"))
-            before, after = (
-                "absent" if v is None else f"{v[:12]}…" if short else v or "(none)"
-                for v in (old.get(name), new.get(name))
-            )
-            out.print(f"  {name} changed: {before} → {after}", highlight=False, markup=False)
+            text = f"  {name} changed: {_difference(name, old.get(name), new.get(name))}"
+            out.print(text, highlight=False, markup=False)
+
+
+def _difference(name: str, old: str | None, new: str | None) -> str:
+    if old is None or new is None:
+        return "new" if old is None else "gone"
+    if name in ("flags", "link", "architectures"):  # many words: only those that differ
+        before, after = old.split(), new.split()
+        gone = [f"without {w}" for w in before if w not in after]
+        added = [f"with {w}" for w in after if w not in before]
+        return ", ".join(gone + added) or "their order"
+    if name.startswith(("source", "header", "signature")):
+        old, new = f"{old[:12]}…", f"{new[:12]}…"
+    return f"{old} → {new}"
 
 
 @cache_app.command("prune")
