@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The built-in ops inside PyTorch: autograd, compile, vmap, autocast, export, modules."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+from op_cases import OPS, cast, differentiable, each_device, each_op, record
+from torch.library import opcheck
+
+import opforge
+from opforge.op import Make
+
+
+@each_device
+@each_op
+def test_opcheck(name, device):
+    op = record(name)
+    function = getattr(torch.ops.opforge, name).default
+    for dtype in (torch.float32, torch.bfloat16):
+        for grad in (False, True):
+            for case in list(op.iter_cases(Make(dtype, device, requires_grad=grad)))[::2]:
+                opcheck(function, case)
+
+
+@each_device
+@each_op
+def test_gradcheck_and_double_backward(name, device):
+    op = record(name)
+    for case in op.iter_cases(Make(torch.float64, device, requires_grad=True)):
+        tensors = differentiable(case)
+        if 0 < sum(t.numel() for t in tensors) < 80:
+            leaves = [t.detach().clone().requires_grad_() for t in tensors]
+            scalars = case[len(tensors) :]
+            assert torch.autograd.gradcheck(lambda *t: op(*t, *scalars), leaves)  # noqa: B023
+            assert torch.autograd.gradgradcheck(lambda *t: op(*t, *scalars), leaves)  # noqa: B023
+
+
+@each_device
+@each_op
+def test_compiles_without_a_break_static_and_dynamic(name, device):
+    op = record(name)
+    case = list(op.iter_cases(Make(torch.float32, device, requires_grad=True)))[4]
+    for dynamic in (False, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda *a: op(*a) * 2, fullgraph=True, dynamic=dynamic)
+        ours, plain = cast(case, torch.float32), cast(case, torch.float32)
+        got, right = compiled(*ours), op(*plain) * 2
+        torch.testing.assert_close(got, right)
+        grad = torch.randn_like(right)
+        got.backward(grad)
+        right.backward(grad)
+        for a, b in zip(differentiable(ours), differentiable(plain), strict=True):
+            torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_dynamic_shapes_recompile_at_most_once():
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+    compiled = torch.compile(lambda x, b: opforge.scale_bias_relu(x, b, 0.5), backend=counter)
+    for rows in (5, 6, 7, 8):
+        compiled(torch.randn(rows, 8), torch.randn(8))
+    assert counter.frame_count <= 2
+
+
+@each_device
+@each_op
+def test_the_three_call_paths_agree(name, device):
+    op = record(name)
+    registered = getattr(torch.ops.opforge, name)
+    for case in op.iter_cases(Make(torch.float32, device, requires_grad=True)):
+        first, second = cast(case, torch.float32), cast(case, torch.float32)
+        with torch.no_grad():
+            plain = op(*case)
+        eager, through_dispatcher = op(*first), registered(*second)
+        assert torch.equal(plain, eager)
+        assert torch.equal(plain, through_dispatcher)
+        assert plain.stride() == eager.stride() == through_dispatcher.stride()
+        grad = torch.randn_like(plain)
+        eager.backward(grad)
+        through_dispatcher.backward(grad)
+        for a, b in zip(differentiable(first), differentiable(second), strict=True):
+            assert torch.equal(a.grad, b.grad)
+
+
+@each_device
+@each_op
+def test_vmap_equals_the_loop(name, device):
+    op = record(name)
+    for case in op.iter_cases(Make(torch.float32, device)):
+        tensors, scalars = (
+            differentiable(case),
+            [a for a in case if not isinstance(a, torch.Tensor)],
+        )
+        batches = [torch.stack([t, 2 * t, -t], dim=-1) for t in tensors]
+        got = torch.vmap(lambda *t: op(*t, *scalars), in_dims=-1)(*batches)  # noqa: B023
+        right = torch.stack([op(*[b[..., i] for b in batches], *scalars) for i in range(3)])
+        assert torch.equal(got, right)
+        only_first = torch.vmap(lambda t: op(t, *case[1:]), in_dims=-1)(batches[0])  # noqa: B023
+        right = torch.stack([op(batches[0][..., i], *case[1:]) for i in range(3)])
+        assert torch.equal(only_first, right)
+
+
+@each_device
+def test_per_sample_gradients(device):
+    x, bias = torch.randn(4, 5, 8, device=device), torch.randn(8, device=device)
+
+    def loss(b, sample):
+        return opforge.scale_bias_relu(sample, b, 0.5).sum()
+
+    got = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(bias, x)
+    right = torch.stack([torch.func.grad(loss)(bias, sample) for sample in x])
+    torch.testing.assert_close(got, right)
+
+
+@each_device
+def test_jacobians(device):
+    x = torch.randn(6, device=device, dtype=torch.float64)
+    for ours, theirs in (
+        (opforge.relu, torch.relu),
+        (lambda t: opforge.vector_add(t, t * t), None),
+    ):
+        theirs = theirs or (lambda t: t + t * t)
+        for transform in (torch.func.jacrev, lambda f: torch.func.jacrev(torch.func.jacrev(f))):
+            torch.testing.assert_close(transform(ours)(x), transform(theirs)(x))
+    _, pull = torch.func.vjp(opforge.relu, x)
+    (rows,) = torch.vmap(pull)(torch.eye(6, device=device, dtype=torch.float64))
+    torch.testing.assert_close(rows, torch.diag((x > 0).double()))
+
+
+@each_device
+def test_autocast_gives_the_documented_dtype(device):
+    low, full = torch.randn(4, 8, device=device).bfloat16(), torch.randn(8, device=device)
+    full.requires_grad_()
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert opforge.relu(low).dtype == torch.bfloat16
+        assert opforge.vector_add(low, low).dtype == torch.bfloat16
+        assert opforge.vector_add(low, full).dtype == torch.float32
+        assert opforge.scale_bias_relu(low, full, 2.0).dtype == torch.float32
+        assert opforge.reduce_sum(low, 0).dtype == torch.float32
+        assert opforge.reduce_sum(low.double(), 0).dtype == torch.float64
+        assert torch.ops.opforge.vector_add(low, full).dtype == torch.float32
+        opforge.scale_bias_relu(low, full, 2.0).sum().backward()
+    assert full.grad.dtype == torch.float32
+
+
+@each_device
+def test_saved_tensor_changed_before_backward(device):
+    x = torch.randn(8, device=device, requires_grad=True)
+    y = opforge.relu(x)
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@each_device
+def test_negative_views_are_resolved(device):
+    x = torch.complex(torch.randn(9, device=device), torch.randn(9, device=device)).conj().imag
+    assert x.is_neg()
+    assert torch.equal(opforge.relu(x), torch.relu(x))
+    assert torch.equal(opforge.vector_add(x, x), x + x)
+
+
+@each_device
+def test_checkpointing(device):
+    x = torch.randn(4, 8, device=device, requires_grad=True)
+    bias = torch.randn(8, device=device, requires_grad=True)
+    run = torch.utils.checkpoint.checkpoint
+    run(opforge.scale_bias_relu, x, bias, 0.5, use_reentrant=False).sum().backward()
+    again, bias2 = x.detach().requires_grad_(), bias.detach().requires_grad_()
+    opforge.scale_bias_relu(again, bias2, 0.5).sum().backward()
+    assert torch.equal(x.grad, again.grad)
+    assert torch.equal(bias.grad, bias2.grad)
+
+
+def test_export_round_trip(tmp_path):
+    program = torch.export.export(opforge.nn.ScaleBiasReLU(8, 0.5), (torch.randn(4, 8),))
+    torch.export.save(program, tmp_path / "model.pt2")
+    x = torch.randn(4, 8)
+    loaded = torch.export.load(tmp_path / "model.pt2").module()
+    assert torch.equal(loaded(x), opforge.scale_bias_relu(x, torch.zeros(8), 0.5))
+
+
+@each_device
+def test_modules(device):
+    module = opforge.nn.ScaleBiasReLU(8, 0.5, device=device)
+    torch.nn.init.normal_(module.bias)
+    x = torch.randn(4, 8, device=device)
+    right = torch.relu(x * 0.5 + module.bias)
+    torch.testing.assert_close(module(x), right)
+    assert list(module.state_dict()) == ["bias"]
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    other = opforge.nn.ScaleBiasReLU(8, 0.5, device=device)
+    other.load_state_dict(torch.load(buffer))
+    for twin in (other, copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(twin(x), module(x))
+    assert repr(module) == "ScaleBiasReLU(8, scale=0.5)"
+    assert torch.equal(opforge.nn.ReLU()(x), torch.relu(x))
+    with pytest.raises(ValueError, match="features must be at least 1, got 0"):
+        opforge.nn.ScaleBiasReLU(0)
+
+
+def test_discovered_ops_and_public_names_agree():
+    for name in OPS:
+        function = getattr(opforge, name)
+        assert function.__name__ == name
+        assert function.__doc__
+        assert record(name).name == name
+        assert name in dir(opforge)
+    with pytest.raises(AttributeError, match="no attribute 'no_such_op'"):
+        opforge.no_such_op  # noqa: B018
+
+
+def test_cost_counts_every_tensor_once():
+    cost = record("scale_bias_relu").cost(torch.zeros(16, 8), torch.zeros(8), 1.0)
+    assert cost.bytes == 4 * (16 * 8 + 8 + 16 * 8)
+    assert cost.operations == 3 * 16 * 8
+
+
+@each_device
+def test_forward_mode_is_refused_rather_than_wrong(device):
+    import torch.autograd.forward_ad as fwd
+
+    x = torch.randn(4, device=device)
+    with (
+        fwd.dual_level(),
+        pytest.raises(NotImplementedError, match=r"relu does not support forward-mode"),
+    ):
+        opforge.relu(fwd.make_dual(x, torch.ones_like(x)))
+    with fwd.dual_level():
+        assert torch.equal(opforge.relu(x), torch.relu(x))
+    with pytest.raises(NotImplementedError, match=r"relu does not support forward-mode"):
+        torch.func.jvp(opforge.relu, (x,), (torch.ones_like(x),))
