@@ -33,7 +33,9 @@ class Loaded:
 
 _lock = threading.RLock()  # an op.py may load other ops
 _by_version: dict[tuple[Path, str], Loaded] = {}  # folder and digest of its content
-_taken: set[tuple[str, str]] = set()  # namespace and name, also of a record that failed to register
+# Namespace and name, also of a record that failed to register: torch may crash when a name that was
+# taken back is defined again.
+_taken: set[tuple[str, str]] = set()
 
 
 def builtin_names() -> list[str]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from opforge.errors import RecordError
-from opforge.op import Backward, as_tuple
+from opforge.op import Backward, as_result, as_tuple
 from opforge.schema import Schema
 
 
@@ -160,7 +160,7 @@ def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
             by_slot[i] if by_slot.get(i) is not None else _zeros(arguments[i], grads[0])
             for i in slots
         ]
-        return tuple(results) if len(results) > 1 else results[0]
+        return as_result(results)
 
     return Backward(f"{forward.name}_backward({grads}, {args}) -> ({returns})", vjp)
 

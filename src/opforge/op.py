@@ -8,7 +8,7 @@ for ``needs_<input>``, and gets just those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -152,7 +152,7 @@ class Op:
     def cost(self, *args: Any) -> Cost:
         """Every tensor of the schema read or written once, and the record's operation count."""
         fakes = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in args]
-        outputs = getattr(torch.ops, self.namespace).__getattr__(self.name)(*fakes)
+        outputs = getattr(getattr(torch.ops, self.namespace), self.name)(*fakes)
         tensors = [a for a in (*args, *as_tuple(outputs)) if isinstance(a, torch.Tensor)]
         moved = sum(t.numel() * t.element_size() for t in tensors)
         return Cost(moved, self.operations(*args) if self.operations else 0)
@@ -174,3 +174,8 @@ class Op:
 def as_tuple(value: Any) -> tuple[Any, ...]:
     """One output or several, as a tuple."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
+
+
+def as_result(values: Sequence[Any]) -> Any:
+    """The other way round: what a function with these outputs returns."""
+    return values[0] if len(values) == 1 else tuple(values)

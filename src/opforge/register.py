@@ -18,7 +18,7 @@ from torch.library import Library
 from opforge import gradient, vmap
 from opforge.arguments import check_arguments
 from opforge.calls import AUTOCAST_KEYS, autocast_rule, make_call, transformable
-from opforge.op import Op, as_tuple
+from opforge.op import Op, as_result, as_tuple
 from opforge.schema import Schema, parse
 
 BELOW = "below_autograd"  # the overload that autograd does not see; host.h registers it, too
@@ -84,10 +84,9 @@ def _register_derived(
 
     def fake(*values: Any) -> Any:
         arguments = [values[n_grads + i] for i in forward.tensor_slots]
-        outputs = tuple(
-            values[0].new_empty((0,)) if a is None else a.new_empty(a.shape) for a in arguments
+        return as_result(
+            [values[0].new_empty((0,)) if a is None else a.new_empty(a.shape) for a in arguments]
         )
-        return outputs if len(outputs) > 1 else outputs[0]
 
     def implementation(*values: Any) -> Any:
         return _fresh(derived.reference(*values), values, None)
@@ -132,9 +131,7 @@ def _define(
     library.impl(f"{schema.name}.{BELOW}", torch.library.fallthrough_kernel, "Autograd")
 
     def fake(*args: Any) -> Any:
-        outputs = as_tuple(reference(*args))
-        made = tuple(_empty(o, args, like_slot) for o in outputs)
-        return made if len(made) > 1 else made[0]
+        return as_result([_empty(o, args, like_slot) for o in as_tuple(reference(*args))])
 
     torch.library.register_fake(f"{op.namespace}::{schema.name}", fake, lib=library)
     _register_vmap(library, op, schema, pointwise)
@@ -202,18 +199,16 @@ def _empty(output: torch.Tensor, args: tuple[Any, ...], like_slot: int | None) -
 
 
 def _fresh(result: Any, args: tuple[Any, ...], like_slot: int | None) -> Any:
-    """A reference's outputs with the promised strides, never aliasing an input."""
+    """A reference's outputs with the promised strides, aliasing neither an input nor each other."""
     taken = {a.untyped_storage()._cdata for a in args if isinstance(a, torch.Tensor)}
     made = []
     for output in as_tuple(result):
-        wanted = _empty(output, args, like_slot) if like_slot is not None else None
-        strides = wanted.stride() if wanted is not None else None
-        fits = output.is_contiguous() if strides is None else output.stride() == strides
-        if not fits or output.untyped_storage()._cdata in taken:
-            output = (wanted if wanted is not None else _empty(output, args, None)).copy_(output)
-        taken.add(output.untyped_storage()._cdata)  # outputs do not alias one another either
+        promised = _empty(output, args, like_slot)
+        if output.stride() != promised.stride() or output.untyped_storage()._cdata in taken:
+            output = promised.copy_(output)
+        taken.add(output.untyped_storage()._cdata)
         made.append(output)
-    return tuple(made) if isinstance(result, (tuple, list)) else made[0]
+    return as_result(made)
 
 
 def _overload(op: Op, schema: Schema, variant: str = "default") -> Any:

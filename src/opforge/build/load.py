@@ -87,39 +87,34 @@ def loaded_path(op: Op, target: str) -> Path:
 
 def find(op: Op, target: str) -> cache.Library:
     """A library for this op and target that fits this machine, built if need be."""
+    missing = (
+        f"missing {op.name}-{target}.so, and OPFORGE_JIT=0 forbids compiling it; run "
+        f"`{build_command(op, target)}` or unset OPFORGE_JIT"
+    )
+    try:
+        library = find_ready(op, target)
+    except ToolchainError as error:
+        if settings.jit_enabled():
+            raise
+        raise KernelUnavailable(f"{missing} ({error})") from None
+    if library is not None:
+        return library
+    if not settings.jit_enabled():
+        raise KernelUnavailable(missing)
+    from opforge.build import compile  # its progress display takes longer to import than to load
+
+    return compile.build([plan(op, target)])[0]
+
+
+def find_ready(op: Op, target: str) -> cache.Library | None:
+    """A library that is there already, prebuilt or cached; None if it would have to be built."""
     if target == "cuda" and not settings.cuda_enabled():
         raise KernelUnavailable("CUDA is turned off by USE_CUDA=0")
     if (library := find_prebuilt(op, target)) is not None:
         return library
     if not has_sources(op, target):
         raise KernelUnavailable(f"{op.folder} has no source for {target} and nothing is prebuilt")
-    if not settings.jit_enabled():
-        return _find_built(op, target)
-    recipe = plan(op, target)
-    if (library := _fitting(cache.lookup(recipe.entry))) is not None:
-        return library
-    from opforge.build import compile  # its progress display takes longer to import than to load
-
-    return compile.build([recipe])[0]
-
-
-def _find_built(op: Op, target: str) -> cache.Library:
-    """From the cache alone: nothing may be compiled."""
-    missing = (
-        f"missing {op.name}-{target}.so, and OPFORGE_JIT=0 forbids compiling it; run "
-        f"`{build_command(op, target)}` or unset OPFORGE_JIT"
-    )
-    try:
-        library = _fitting(cache.lookup(plan(op, target).entry))
-    except ToolchainError as error:
-        raise KernelUnavailable(f"{missing} ({error})") from None
-    if library is None:
-        raise KernelUnavailable(missing)
-    return library
-
-
-def _fitting(library: cache.Library | None) -> cache.Library | None:
-    if library is not None:
+    if (library := cache.lookup(plan(op, target).entry)) is not None:
         check_fits(library)
     return library
 
@@ -213,14 +208,7 @@ def _check_is_of(library: cache.Library, op: Op) -> None:
 def status(op: Op, target: str) -> tuple[bool, str]:
     """Whether a kernel is usable, and where from or why not, without building anything."""
     try:
-        if (library := find_prebuilt(op, target)) is not None:
-            return True, f"prebuilt {library.path}"
-        if not has_sources(op, target):
-            return False, "no source"
-        recipe = plan(op, target)
-        if (cached := cache.lookup(recipe.entry)) is not None:
-            check_fits(cached)
-            return True, f"cached {Path(cached.path).parent.name}"
-        return False, "not built yet"
+        library = find_ready(op, target)
     except OpforgeError as error:
         return False, str(error)
+    return (False, "not built yet") if library is None else (True, str(library.path))
