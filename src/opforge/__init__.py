@@ -19,13 +19,14 @@ _LAZY = {
     "load": "opforge.discover",
     "launch_config": "opforge.launch",
 }
+_MODULES = ("nn", "sim")
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
         value = getattr(import_module(_LAZY[name]), name)
-    elif name == "nn":
-        value = import_module("opforge.nn")
+    elif name in _MODULES:
+        value = import_module(f"opforge.{name}")
     else:
         # `from opforge import discover` would come back here for "discover"
         discover = import_module("opforge.discover")
@@ -38,4 +39,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     discover = import_module("opforge.discover")
-    return sorted({*globals(), *_LAZY, "nn", *discover.builtin_names()})
+    return sorted({*globals(), *_LAZY, *_MODULES, *discover.builtin_names()})

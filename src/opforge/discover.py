@@ -63,6 +63,18 @@ def find(name_or_path: str) -> Op:
     return load_folder(Path(name_or_path)).op
 
 
+def record_of(op: str | Op | Callable[..., Any]) -> Op:
+    """The record of an op given as a built-in name, a folder, a record or a public function."""
+    if isinstance(op, Op):
+        return op
+    if isinstance(op, str):
+        return find(op)
+    for known in loaded():
+        if op is known.function:
+            return known.op
+    raise RecordError(f"{op!r} is not the public function of a loaded op")
+
+
 def loaded() -> list[Loaded]:
     """Everything loaded so far."""
     return list(_by_version.values())

@@ -26,3 +26,11 @@ class CacheError(OpforgeError):
 
 class KernelUnavailable(OpforgeError):
     """No usable kernel for a tensor's device."""
+
+
+class NotSimulated(OpforgeError):
+    """A kernel uses something that the simulator does not have."""
+
+
+class SimulationError(OpforgeError):
+    """The simulator found faults in a kernel."""

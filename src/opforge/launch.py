@@ -12,7 +12,6 @@ import torch
 
 from opforge import discover
 from opforge.build import load
-from opforge.errors import RecordError
 from opforge.op import Op
 
 
@@ -35,7 +34,7 @@ def launch_config(
     It holds for the whole process, backward passes included. A parameter that an op's kernel has
     no use for is ignored.
     """
-    record = _record(op)
+    record = discover.record_of(op)
     if not torch.cuda.is_available():
         raise RuntimeError(
             "launch_config needs a CUDA GPU: it changes how CUDA kernels are launched"
@@ -59,14 +58,3 @@ def launch_config(
         yield
     finally:
         library.opforge_set_tuning(0, 0, 0)
-
-
-def _record(op: str | Op | Callable[..., Any]) -> Op:
-    if isinstance(op, Op):
-        return op
-    if isinstance(op, str):
-        return discover.find(op)
-    for loaded in discover.loaded():
-        if op is loaded.function:
-            return loaded.op
-    raise RecordError(f"{op!r} is not the public function of a loaded op")

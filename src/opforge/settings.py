@@ -16,6 +16,7 @@ VARIABLES = {
     "OPFORGE_PREBUILT": "a folder of libraries made by `opforge build --out`, tried first",
     "OPFORGE_JIT": "0: never compile at run time",
     "OPFORGE_LOCK_TIMEOUT": "seconds to wait for another process's build (default 900)",
+    "OPFORGE_SIM_TIMEOUT": "seconds a simulated block may take before it is stopped (default 60)",
     "TORCH_CUDA_ARCH_LIST": "GPU architectures to build for, such as '9.0' or 'Ampere;Hopper'",
     "CUDA_HOME": "the CUDA toolkit to use",
     "CXX": "the host C++ compiler to use",
@@ -52,6 +53,14 @@ def lock_timeout() -> float:
         return float(value)
     except ValueError:
         raise CacheError(f"OPFORGE_LOCK_TIMEOUT={value!r} is not a number of seconds") from None
+
+
+def sim_timeout() -> int:
+    """Seconds a simulated block may take before it is stopped."""
+    value = os.environ.get("OPFORGE_SIM_TIMEOUT", "60")
+    if not value.isdecimal() or int(value) < 1:
+        raise ValueError(f"OPFORGE_SIM_TIMEOUT={value!r} is not a positive whole number of seconds")
+    return int(value)
 
 
 def prebuilt_dir() -> Path | None:

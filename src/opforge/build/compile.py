@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from opforge.build import cache
-from opforge.build.plan import Plan
+from opforge.build.plan import SIM_TARGETS, Plan
 from opforge.build.signature import HEADER_NAME
 from opforge.errors import BuildError, CacheError, OpforgeError
 
@@ -231,6 +231,8 @@ def _try_loading(plan: Plan, library: Path) -> str:
     """Load the library once in a child process: a crash there must not be a crash here."""
     if plan.target == "cuda" and torch.version.cuda is None:
         return "not tried: this torch has no CUDA"
+    if plan.target in SIM_TARGETS:
+        return "not tried: it needs the simulator around it"
     program = "import sys, torch; torch.ops.load_library(sys.argv[1])"
     command = [sys.executable, "-c", program, str(library)]
     try:

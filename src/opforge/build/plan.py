@@ -16,16 +16,21 @@ import torch
 
 import opforge
 from opforge import settings
-from opforge.build import arch, toolchain
+from opforge.build import arch, toolchain, unsupported
 from opforge.build.signature import signature_header
 from opforge.errors import RecordError, ToolchainError
 from opforge.op import Op
 
 TARGETS = ("cpu", "cuda")
+# The CUDA sources, compiled for the CPU: plain, with callbacks at every access, with
+# AddressSanitizer.
+SIM_TARGETS = ("sim", "sim-race", "sim-asan")
 ABI = (2, 10)  # the LibTorch stable ABI every library is built for
-_SOURCES = {"cpu": "*.cpp", "cuda": "*.cu"}
+_SOURCES = {"cpu": "*.cpp", "cuda": "*.cu", **dict.fromkeys(SIM_TARGETS, "*.cu")}
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 INCLUDE_DIR = Path(__file__).parent.parent / "include"
+SIM_DIR = Path(__file__).parent.parent / "sim"
+SIM_INCLUDE_DIR = SIM_DIR / "include"
 
 
 @dataclass(frozen=True)
@@ -82,11 +87,11 @@ def has_sources(op: Op, target: str) -> bool:
 
 
 def plan(op: Op, target: str, archs: str | None = None) -> Plan:
-    """What it takes to build ``op`` for ``target`` ("cpu" or "cuda")."""
+    """What it takes to build ``op`` for ``target``: "cpu", "cuda" or one of the simulator's."""
     if op.folder is None:
         raise RecordError(f"{op.name} is not loaded from a folder")
-    if target not in TARGETS:
-        raise RecordError(f"unknown target {target!r}; targets are {', '.join(TARGETS)}")
+    if target not in _SOURCES:
+        raise RecordError(f"unknown target {target!r}; targets are {', '.join(_SOURCES)}")
     sources = tuple(sorted(op.folder.glob(_SOURCES[target])))
     if not sources:
         raise RecordError(f"{op.name} has no {target} source ({_SOURCES[target]}) in {op.folder}")
@@ -97,15 +102,26 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
     common = [
         "-std=c++20",
         f"-DTORCH_TARGET_VERSION=0x{ABI[0]:02x}{ABI[1]:02x}000000000000",
-        f"-DOPFORGE_NAMESPACE={op.namespace}",
-        f"-DOPFORGE_DISPATCH_KEY={target.upper()}",
+        f"-DOPFORGE_NAMESPACE={namespace(op, target)}",
+        f"-DOPFORGE_DISPATCH_KEY={'CUDA' if target == 'cuda' else 'CPU'}",
     ]
+    folders = [INCLUDE_DIR, op.folder]
     if target == "cpu":
         compiler, level = cxx, toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
         flags = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *level]
         flags += ["-g", "-O0"] if settings.debug() else ["-O2", "-DNDEBUG"]
         chosen: tuple[str, ...] = ()
         cpu_flags = ("avx2", "fma", "f16c", "bmi2") if level else ()
+        libraries = ["-ltorch_cpu"]
+        warning, memory = None, 1 << 30
+        extra_identity = {}
+    elif target in SIM_TARGETS:
+        unsupported.check(op.folder)
+        compiler, chosen, cpu_flags = cxx, (), ()
+        flags = [*common, "-DUSE_CUDA", "-DOPFORGE_SIM", "-fvisibility=hidden"]
+        flags += sim_flags(cxx, target)
+        flags += ["-x", "c++"]  # for a .cu, too
+        folders.insert(0, SIM_INCLUDE_DIR)
         libraries = ["-ltorch_cpu"]
         warning, memory = None, 1 << 30
         extra_identity = {}
@@ -123,7 +139,7 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         libraries += [f"-l:{runtime.name}"]
         memory = 2 << 30
         extra_identity = {"host compiler": cxx.identity}
-    includes = [f"-I{p}" for p in (INCLUDE_DIR, op.folder, _torch_dir() / "include", ".")]
+    includes = [f"-I{p}" for p in (*folders, _torch_dir() / "include", ".")]
     link = [cxx.path, "-shared", "-Wl,--no-as-needed", f"-L{_torch_dir() / 'lib'}", *libraries]
     ingredients = {
         "opforge": opforge.__version__,
@@ -136,7 +152,7 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         "architectures": " ".join(chosen),
         "machine": platform.machine(),
         "signature": signature_digest(op),
-        **_digests(sources, (op.folder, INCLUDE_DIR)),
+        **_digests(sources, (op.folder, *folders)),
     }
     return Plan(
         op=op.name,
@@ -151,6 +167,66 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         ingredients=ingredients,
         warning=warning,
     )
+
+
+def plan_simulator() -> Plan:
+    """The simulator's runtime: one library, which the simulated ops of all kinds call into."""
+    cxx = toolchain.find_cxx()
+    if platform.machine() != "x86_64":
+        raise ToolchainError(f"the simulator runs on x86-64, this is {platform.machine()}")
+    sources = tuple(sorted((SIM_DIR / "runtime").glob("*.cpp")))
+    flags = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-g1"]
+    flags += ["-O0", "-g"] if settings.debug() else ["-O2"]
+    ingredients = {
+        "opforge": opforge.__version__,
+        "compiler": cxx.identity,
+        "flags": " ".join(flags),
+        "machine": platform.machine(),
+        **_digests(sources, (SIM_DIR / "runtime", SIM_INCLUDE_DIR)),
+    }
+    return Plan(
+        op="simulator",
+        target="sim",
+        sources=sources,
+        compile=(cxx.path, "-c", *flags, f"-I{SIM_INCLUDE_DIR}"),
+        link=(cxx.path, "-shared", "-ldl", "-lpthread", "-lrt"),
+        signature="",
+        archs=(),
+        cpu_flags=(),
+        memory_per_job=1 << 30,
+        ingredients=ingredients,
+    )
+
+
+def namespace(op: Op, target: str) -> str:
+    """``torch.ops.<namespace>`` of the op as built for ``target``: simulated ones have their own."""
+    return f"{op.namespace}_{target.replace('-', '_')}" if target in SIM_TARGETS else op.namespace
+
+
+def sim_flags(cxx: toolchain.Compiler, target: str) -> list[str]:
+    """How the CUDA sources are compiled for the simulator."""
+    level = toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
+    flags = [
+        "-fPIC",
+        *level,
+        # Products and sums are rounded one by one, as the source says. (nvcc contracts by default.)
+        "-ffp-contract=off",
+        # A variable nobody set holds an absurd value, every time the same.
+        "-ftrivial-auto-var-init=pattern",
+        "-Wno-format",  # printf("%d", threadIdx.x)
+        "-Wno-unknown-pragmas",  # unroll
+        "-g" if settings.debug() else "-g1",
+    ]
+    if target == "sim-race":
+        # The calls the sanitizers insert go to functions of the simulator's own.
+        flags += ["-fsanitize=thread,alignment,signed-integer-overflow", "-O1"]
+        quiet = ["-mllvm", "-tsan-instrument-func-entry-exit=0"]
+        flags += quiet if cxx.family == "clang" else ["--param=tsan-instrument-func-entry-exit=0"]
+    elif target == "sim-asan":
+        flags += ["-fsanitize=address", "-fno-omit-frame-pointer", "-O1"]
+    else:
+        flags += ["-O0"] if settings.debug() else ["-O2"]
+    return flags
 
 
 def signature_digest(op: Op) -> str:

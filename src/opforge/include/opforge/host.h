@@ -21,9 +21,13 @@
 
 #include "opforge_signatures.h"  // generated from the record by every build
 
+#if defined(OPFORGE_SIM)
+#include <opforge_sim/op.h>
+#elif defined(USE_CUDA)
+#include <torch/csrc/stable/accelerator.h>
+#endif
 #if defined(USE_CUDA)
 #include <opforge/launch.h>
-#include <torch/csrc/stable/accelerator.h>
 #endif
 
 namespace opforge {
@@ -36,6 +40,15 @@ template <class... Parts>
   (text << ... << parts);
   throw std::runtime_error(text.str());
 }
+
+#if !defined(OPFORGE_SIM)
+// The simulator wants to know what memory an op makes and fills, and when the op runs.
+namespace sim {
+inline void note_new(const Tensor&) {}
+inline void note_filled(const Tensor&) {}
+}  // namespace sim
+#define OPFORGE_ENTRY(op, function) &function
+#endif
 
 // Guards memory safety. The record's validate() gives the user the full story.
 #define OPFORGE_CHECK(condition, ...) \
@@ -119,7 +132,9 @@ inline Tensor empty_strided(std::span<const int64_t> sizes, std::span<const int6
     fail("opforge: out of memory allocating ", count, " elements of ",
          aoti_torch_dtype_element_size(dtype), " bytes");
   }
-  return Tensor(handle);
+  const Tensor made(handle);
+  sim::note_new(made);
+  return made;
 }
 
 // A new contiguous tensor on the device of `like`.
@@ -149,7 +164,9 @@ inline Tensor empty_like(const Tensor& x) {
   OPFORGE_CHECK(
       torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS,
       "opforge: out of memory allocating ", x.numel(), " elements");
-  return torch::stable::detail::to<Tensor>(stack[0]);
+  const Tensor made = torch::stable::detail::to<Tensor>(stack[0]);
+  sim::note_new(made);
+  return made;
 }
 
 // A contiguous copy, for the rare layout a kernel has no path for.
@@ -201,6 +218,7 @@ inline void copy_into(const Tensor& to, const Tensor& from) {
       torch_call_dispatcher("aten::copy_", "", stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS,
       "opforge: copying the result failed");
   torch::stable::detail::to<Tensor>(stack[0]);  // takes the returned reference back
+  sim::note_filled(to);
 }
 
 // Calls run(layout, out, in...) for an elementwise loop over `out` and the inputs broadcast to it.
@@ -254,6 +272,7 @@ inline void parallel_for(int64_t n, int64_t grain, const F& body) {
 
 inline void fill_zero(const Tensor& x) {
   OPFORGE_CHECK(aoti_torch_zero_(x.get()) == AOTI_TORCH_SUCCESS, "opforge: zero_ failed");
+  sim::note_filled(x);
 }
 
 // The dtype sums of x are kept in.
@@ -311,7 +330,10 @@ inline MatrixView as_matrix(const Tensor& x) {
   return m;
 }
 
-#if defined(USE_CUDA)
+#if defined(OPFORGE_SIM)
+using sim::DeviceGuard;
+inline cudaStream_t current_stream(const Tensor&) { return nullptr; }
+#elif defined(USE_CUDA)
 using torch::stable::accelerator::DeviceGuard;
 
 inline cudaStream_t current_stream(const Tensor& x) {
@@ -348,8 +370,8 @@ struct OpforgeSignature {
                                                              decltype(&function)>::type>::agree, \
       "opforge: the record's " OPFORGE_SCHEMA_##op ", but `" #function "` is another");          \
   STABLE_TORCH_LIBRARY_IMPL(ns, key, library) {                                                  \
-    library.impl(#op, TORCH_BOX(&function));                                                     \
-    library.impl(#op ".below_autograd", TORCH_BOX(&function));                                   \
+    library.impl(#op, TORCH_BOX(OPFORGE_ENTRY(op, function)));                                   \
+    library.impl(#op ".below_autograd", TORCH_BOX(OPFORGE_ENTRY(op, function)));                 \
   }
 
 }  // namespace opforge

@@ -35,14 +35,18 @@ struct Config {
 // In the kernel launched with overlap_previous: all writes of the previous kernel are visible
 // after.
 __device__ __forceinline__ void await_previous() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(OPFORGE_SIM)
+  sim::await_previous();
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 // In the kernel before it: from here on the next one may be started.
 __device__ __forceinline__ void release_next() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(OPFORGE_SIM)
+  sim::release_next();
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }
@@ -83,7 +87,9 @@ inline int multiprocessors() {
   static std::atomic<int> known[64];  // per device; asking CUDA takes half a microsecond
   int device = 0;
   cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+#if !defined(OPFORGE_SIM)  // which may pretend to be another device with every call
   if (device < 64 && known[device] != 0) return known[device];
+#endif
   int count = 0;
   cuda_check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
              "cudaDeviceGetAttribute");

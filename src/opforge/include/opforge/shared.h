@@ -3,12 +3,20 @@
 // kernels without a GPU has to find it through the block being executed. Includes no torch header.
 #pragma once
 
+#include <cuda_runtime.h>
+
 namespace opforge {
 
 template <class Struct>
 __device__ __forceinline__ Struct& shared() {
+#if defined(OPFORGE_SIM)
+  static_assert(sizeof(Struct) <= 49152, "a block has 48 KB of static shared memory");
+  static const char key = 0;  // its address tells this Struct from others
+  return *static_cast<Struct*>(sim::shared_memory(&key, sizeof(Struct), alignof(Struct)));
+#else
   __shared__ alignas(alignof(Struct)) unsigned char bytes[sizeof(Struct)];
   return *reinterpret_cast<Struct*>(bytes);
+#endif
 }
 
 }  // namespace opforge

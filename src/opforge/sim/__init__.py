@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs CUDA kernels without a GPU: binding, launcher and ``__global__`` code, on the CPU.
+
+``with opforge.sim.active():`` sends CPU tensors through the simulated CUDA kernels;
+``opforge.sim.run(op, *args)`` does so for one call. See docs/simulator.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from opforge import discover, settings
+from opforge.errors import SimulationError
+from opforge.op import Op
+from opforge.register import BELOW
+from opforge.sim import runtime
+from opforge.sim.runtime import H200, Device, Traffic, take_traffic
+
+__all__ = ["H200", "Device", "SimulationError", "Traffic", "active", "run", "take_traffic"]
+
+Mode = Literal["plain", "race", "asan"]
+_TARGETS = {"plain": "sim", "race": "sim-race", "asan": "sim-asan"}
+_FOUND = "opforge simulator found"
+
+
+class _Route(TorchDispatchMode):
+    """Sends every opforge op on CPU tensors to its simulated kernel; all else goes its way."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__()
+        self.target = target
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kernel = self._simulated(func)
+        if kernel is None or not all(
+            a.device.type == "cpu" for a in args if isinstance(a, torch.Tensor)
+        ):
+            return func(*args, **(kwargs or {}))
+        return kernel(*args)
+
+    def _simulated(self, func: Any) -> Any:
+        name = func._schema.name.split("::")[1]
+        for loaded in discover.loaded():
+            op = loaded.op
+            if op.namespace == func.namespace and name in (s.name for s in op.kernels):
+                namespace = runtime.ensure(op, self.target)
+                return getattr(getattr(getattr(torch.ops, namespace), name), BELOW)
+        return None
+
+
+@contextlib.contextmanager
+def active(
+    mode: Mode = "plain",
+    *,
+    seed: int | None = None,
+    device: Device = H200,
+    traffic: bool = False,
+) -> Iterator[None]:
+    """Within this context, public functions send CPU tensors to the simulated CUDA kernels.
+
+    Forward and backward, as long as both run inside; ``torch.compile`` is not redirected.
+
+    Args:
+        mode: ``"race"`` also finds data races, reads of memory nothing wrote, misaligned accesses
+            and integer overflow; ``"asan"`` finds accesses out of bounds, in a process started with
+            AddressSanitizer (``opforge sim --asan`` starts one).
+        seed: shuffles the order of threads and blocks; without one they run in order.
+        device: the GPU to pretend to be.
+        traffic: count what kernels ask of memory, for :func:`take_traffic`; needs ``mode="race"``.
+
+    Raises :class:`SimulationError` for faults found; what is merely odd is a warning.
+    """
+    if mode not in _TARGETS:
+        raise ValueError(f"mode={mode!r} is none of {', '.join(map(repr, _TARGETS))}")
+    if mode == "asan" and runtime.asan_runtime() is None:
+        raise RuntimeError(
+            "mode='asan' needs AddressSanitizer loaded before Python; use `opforge sim OP --asan`"
+        )
+    if traffic and mode != "race":
+        raise ValueError("traffic=True needs mode='race', whose kernels tell of every access")
+    if seed is not None and seed < 0:
+        raise ValueError(f"seed={seed} must not be negative")
+    runtime.configure_device(device)
+    runtime.configure(
+        seed=-1 if seed is None else seed,
+        race=int(mode == "race" and not traffic),
+        traffic=int(traffic),
+        timeout=settings.sim_timeout(),
+    )
+    try:
+        with _Route(_TARGETS[mode]):
+            yield
+    except RuntimeError as error:
+        if str(error).startswith(_FOUND) and not isinstance(error, SimulationError):
+            raise SimulationError(str(error)) from None
+        raise
+    finally:
+        for text in runtime.take_warnings():
+            warnings.warn(f"opforge simulator: {text}", stacklevel=3)
+
+
+def run(op: str | Op | Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call ``op`` on CPU tensors through its simulated CUDA kernels; options as for ``active``."""
+    record = discover.record_of(op)
+    with active(**options):
+        return record(*args)

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA's atomics. Blocks run on several host threads, so these are atomic there, too.
+#pragma once
+
+#include <opforge_sim/runtime.h>
+
+namespace opforge::sim {
+
+// Replaces *address by change(*address) and returns what it was.
+template <class T, class F>
+inline T exchange_with(T* address, const F& change) {
+  atomic_access(address, sizeof(T));
+  T before, after;
+  __atomic_load(address, &before, __ATOMIC_SEQ_CST);
+  do {
+    after = change(before);
+  } while (!__atomic_compare_exchange(address, &before, &after, false, __ATOMIC_SEQ_CST,
+                                      __ATOMIC_SEQ_CST));
+  return before;
+}
+
+}  // namespace opforge::sim
+
+#define OPFORGE_SIM_ATOMIC(name, expression)                                         \
+  template <class T>                                                                 \
+  inline T name(T* address, std::type_identity_t<T> b) {                             \
+    return opforge::sim::exchange_with(address, [b](T a) { return T(expression); }); \
+  }                                                                                  \
+  template <class T>                                                                 \
+  inline T name##_block(T* address, std::type_identity_t<T> b) {                     \
+    return name(address, b);                                                         \
+  }                                                                                  \
+  template <class T>                                                                 \
+  inline T name##_system(T* address, std::type_identity_t<T> b) {                    \
+    return name(address, b);                                                         \
+  }
+OPFORGE_SIM_ATOMIC(atomicAdd, a + b)
+OPFORGE_SIM_ATOMIC(atomicSub, a - b)
+OPFORGE_SIM_ATOMIC(atomicMin, b < a ? b : a)
+OPFORGE_SIM_ATOMIC(atomicMax, a < b ? b : a)
+OPFORGE_SIM_ATOMIC(atomicAnd, a& b)
+OPFORGE_SIM_ATOMIC(atomicOr, a | b)
+OPFORGE_SIM_ATOMIC(atomicXor, a ^ b)
+OPFORGE_SIM_ATOMIC(atomicInc, a >= b ? 0 : a + 1)
+OPFORGE_SIM_ATOMIC(atomicDec, a == 0 || a > b ? b : a - 1)
+OPFORGE_SIM_ATOMIC(atomicExch, (void(a), b))
+#undef OPFORGE_SIM_ATOMIC
+
+template <class T>
+inline T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> desired) {
+  return opforge::sim::exchange_with(address, [=](T a) { return a == expected ? desired : a; });
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host side of the CUDA runtime, as far as opforge::launch uses it.
+#pragma once
+
+#include <opforge_sim/runtime.h>
+
+#include <tuple>
+#include <utility>
+
+enum cudaError_t {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorLaunchOutOfResources = 701,
+};
+OPFORGE_SIM_API const char* cudaGetErrorName(cudaError_t code);
+OPFORGE_SIM_API const char* cudaGetErrorString(cudaError_t code);
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }  // launches report at once
+
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+using cudaStream_t = struct CUstream_st*;
+
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
+inline cudaError_t cudaGetDevice(int* device) {
+  *device = 0;
+  return cudaSuccess;
+}
+OPFORGE_SIM_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
+                                                   int device);
+
+struct cudaFuncAttributes {
+  int ptxVersion;
+};
+template <class... Params>
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* facts, void (*)(Params...)) {
+  facts->ptxVersion = 90;
+  return cudaSuccess;
+}
+
+enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
+struct cudaLaunchAttribute {
+  cudaLaunchAttributeID id;
+  struct {
+    int programmaticStreamSerializationAllowed;
+  } val;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  unsigned numAttrs;
+};
+
+namespace opforge::sim {
+
+// A kernel with its arguments: run(context) executes it for the current thread.
+struct Kernel {
+  const void* function;
+  void (*run)(void* context);
+  void* context;
+};
+OPFORGE_SIM_API cudaError_t launch(const cudaLaunchConfig_t& config, const Kernel& kernel);
+
+}  // namespace opforge::sim
+
+template <class... Params, class... Args>
+inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
+                                      Args&&... args) {
+  struct Call {
+    void (*kernel)(Params...);
+    std::tuple<Params...> args;
+  } call{kernel, {std::forward<Args>(args)...}};
+  const auto run = [](void* context) {
+    const Call& call = *static_cast<Call*>(context);
+    std::apply(call.kernel, call.args);
+  };
+  return opforge::sim::launch(*config, {reinterpret_cast<const void*>(kernel), run, &call});
+}

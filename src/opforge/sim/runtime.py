@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The simulator's runtime library: built and loaded once, set up and asked through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import threading
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from opforge.build import compile
+from opforge.build.plan import namespace, plan, plan_simulator
+from opforge.op import Op
+from opforge.register import BELOW
+
+_lock = threading.RLock()
+# (namespace, op, target) -> its definitions, which live as long as the process, and its library
+_loaded: dict[tuple[str, str, str], tuple[torch.library.Library, Path]] = {}
+
+
+@dataclass(frozen=True)
+class Device:
+    """The GPU that is pretended: what kernels can ask for and what a launch may have."""
+
+    name: str = "H200"
+    multiprocessors: int = 132
+    threads_per_block: int = 1024
+    shared_per_block: int = 49152
+    shared_per_block_optin: int = 232448
+
+
+H200 = Device()
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one kernel launch asked of memory. A model of traffic, never a time.
+
+    ``distinct`` bytes are whole 32-byte sectors, each counted once per launch: what must come from
+    or go to memory when caches are perfect. ``sectors`` are those of all requests, a request being
+    one access by a warp; ``fewest`` is what the same bytes would need side by side.
+    """
+
+    kernel: str
+    blocks: int
+    threads: int
+    bytes_read: int
+    distinct_read: int
+    read_requests: int
+    read_sectors: int
+    read_fewest: int
+    bytes_written: int
+    distinct_written: int
+    write_requests: int
+    write_sectors: int
+    write_fewest: int
+    shared_requests: int
+    shared_passes: int
+    shared_fewest: int
+    barriers: int
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The runtime, its symbols visible to the ops that are loaded after it."""
+    (built,) = compile.build([plan_simulator()])
+    found = ctypes.CDLL(str(built.path), mode=ctypes.RTLD_GLOBAL)
+    found.opforge_sim_set.argtypes = [ctypes.c_char_p, ctypes.c_int64]
+    found.opforge_sim_set.restype = ctypes.c_bool
+    for function in (found.opforge_sim_take_warnings, found.opforge_sim_take_traffic):
+        function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+        function.restype = ctypes.c_size_t
+    return found
+
+
+def configure(**values: int) -> None:
+    """Set the runtime's settings by name."""
+    for name, value in values.items():
+        if not library().opforge_sim_set(name.encode(), value):
+            raise ValueError(f"the simulator has no setting {name!r}")
+
+
+def configure_device(device: Device) -> None:
+    """Pretend to be this GPU."""
+    configure(**{f.name: getattr(device, f.name) for f in fields(device) if f.name != "name"})
+
+
+def take_warnings() -> list[str]:
+    """What the kernels that ran since the last call were warned of."""
+    return [w for w in _take(library().opforge_sim_take_warnings).split("\0") if w]
+
+
+def take_traffic() -> list[Traffic]:
+    """The traffic of every launch since the last call."""
+    launches = []
+    for line in _take(library().opforge_sim_take_traffic).splitlines():
+        name, *numbers = line.split("\t")
+        launches.append(Traffic(name, *map(int, numbers)))
+    return launches
+
+
+def _take(function: Any) -> str:
+    size = function(None, 0)
+    buffer = ctypes.create_string_buffer(max(size, 1))
+    return buffer.raw[: function(buffer, size)].decode(errors="replace")
+
+
+def ensure(op: Op, target: str) -> str:
+    """Build and load ``op`` for a target of the simulator; returns its namespace there."""
+    known = (op.namespace, op.name, target)
+    where = namespace(op, target)
+    with _lock:
+        if known in _loaded:
+            return where
+        library()
+        (built,) = compile.build([plan(op, target)])
+        definitions = torch.library.Library(where, "FRAGMENT")
+        for schema in op.kernels:
+            definitions.define(schema.text)
+            arguments = schema.text[schema.text.index("(") :]
+            definitions.define(f"{schema.name}.{BELOW}{arguments}")
+        torch.ops.load_library(str(built.path))
+        _loaded[known] = (definitions, built.path)
+    return where
+
+
+def loaded_path(op: Op, target: str) -> Path:
+    """Where the library lies that ``ensure`` loaded."""
+    return _loaded[op.namespace, op.name, target][1]
+
+
+def asan_runtime() -> str | None:
+    """AddressSanitizer's runtime, where this process was started with it."""
+    preload = os.environ.get("LD_PRELOAD", "")
+    return next((p for p in preload.split(":") if "asan" in os.path.basename(p)), None)

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where instrumented code comes to with every access: the compiler believes it calls the thread
+// sanitizer and the undefined behaviour sanitizer, but their runtimes are not there. The code of
+// those sanitizers knows no barriers and fences, and orders the blocks that a host thread executes
+// one after the other.
+#include <cstring>
+
+#include "report.h"
+#include "shadow.h"
+#include "state.h"
+#include "traffic.h"
+
+using namespace opforge::sim;
+
+namespace {
+
+inline void touch(const void* pointer, size_t bytes, bool write, const void* pc) {
+  if (!in_kernel) return;  // host code
+  const auto address = reinterpret_cast<uintptr_t>(pointer);
+  const Worker& w = *worker;
+  const auto inside = [address](const Stack& s) {
+    return address >= reinterpret_cast<uintptr_t>(s.low) &&
+           address < reinterpret_cast<uintptr_t>(s.high);
+  };
+  // A thread's own variables, the arguments of the kernel, threadIdx and its like.
+  if (inside(w.running->stack) || inside(w.own_stack)) return;
+  for (const Index3* index : {&threadIdx, &blockIdx, &blockDim, &gridDim}) {
+    if (address - reinterpret_cast<uintptr_t>(index) < sizeof *index) return;
+  }
+  if (settings.traffic) traffic::access(address, bytes, write, pc);
+  if (settings.race) {
+    shadow::access(address, bytes, write ? shadow::Kind::write : shadow::Kind::read, pc);
+  }
+}
+
+// What the undefined behaviour sanitizer tells about a place in the source.
+struct SourceLocation {
+  const char* file;
+  uint32_t line, column;
+};
+struct TypeMismatch {
+  SourceLocation location;
+  const void* type;
+  unsigned char log_alignment;
+  unsigned char kind;
+};
+
+std::string place(const SourceLocation& l) {
+  const char* slash = std::strrchr(l.file, '/');
+  return std::string(slash == nullptr ? l.file : slash + 1) + ":" + std::to_string(l.line);
+}
+
+void overflowed(const void* data, const void* pc) {
+  if (!in_kernel) return;
+  const auto& location = *static_cast<const SourceLocation*>(data);
+  report("index-overflow",
+         name_of(*worker->running) + " overflows a signed integer at " + place(location), pc);
+}
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#define ACCESS(bytes)                                                                              \
+  EXPORT void __tsan_read##bytes(void* p) { touch(p, bytes, false, __builtin_return_address(0)); } \
+  EXPORT void __tsan_write##bytes(void* p) { touch(p, bytes, true, __builtin_return_address(0)); } \
+  EXPORT void __tsan_unaligned_read##bytes(void* p) {                                              \
+    touch(p, bytes, false, __builtin_return_address(0));                                           \
+  }                                                                                                \
+  EXPORT void __tsan_unaligned_write##bytes(void* p) {                                             \
+    touch(p, bytes, true, __builtin_return_address(0));                                            \
+  }
+ACCESS(1)
+ACCESS(2)
+ACCESS(4)
+ACCESS(8)
+ACCESS(16)
+EXPORT void __tsan_read_range(void* p, size_t n) {
+  touch(p, n, false, __builtin_return_address(0));
+}
+EXPORT void __tsan_write_range(void* p, size_t n) {
+  touch(p, n, true, __builtin_return_address(0));
+}
+EXPORT void* __tsan_memcpy(void* to, const void* from, size_t n) {
+  touch(from, n, false, __builtin_return_address(0));
+  touch(to, n, true, __builtin_return_address(0));
+  return std::memcpy(to, from, n);
+}
+EXPORT void* __tsan_memmove(void* to, const void* from, size_t n) {
+  touch(from, n, false, __builtin_return_address(0));
+  touch(to, n, true, __builtin_return_address(0));
+  return std::memmove(to, from, n);
+}
+EXPORT void* __tsan_memset(void* to, int value, size_t n) {
+  touch(to, n, true, __builtin_return_address(0));
+  return std::memset(to, value, n);
+}
+EXPORT void __tsan_init() {}
+EXPORT void __tsan_func_entry(void*) {}
+EXPORT void __tsan_func_exit() {}
+EXPORT void __tsan_vptr_update(void**, void*) {}
+EXPORT void __tsan_vptr_read(void**) {}
+
+// Host code in the same file counts references with atomics: plain ones will do.
+#define ATOMIC(bits, T)                                                                            \
+  EXPORT T __tsan_atomic##bits##_load(const volatile T* p, int) {                                  \
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                   \
+  }                                                                                                \
+  EXPORT void __tsan_atomic##bits##_store(volatile T* p, T v, int) {                               \
+    __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                      \
+  }                                                                                                \
+  EXPORT T __tsan_atomic##bits##_exchange(volatile T* p, T v, int) {                               \
+    return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);                                            \
+  }                                                                                                \
+  EXPORT T __tsan_atomic##bits##_fetch_add(volatile T* p, T v, int) {                              \
+    return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST);                                             \
+  }                                                                                                \
+  EXPORT T __tsan_atomic##bits##_fetch_sub(volatile T* p, T v, int) {                              \
+    return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST);                                             \
+  }                                                                                                \
+  EXPORT int __tsan_atomic##bits##_compare_exchange_strong(volatile T* p, T* expected, T v, int,   \
+                                                           int) {                                  \
+    return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+  }                                                                                                \
+  EXPORT int __tsan_atomic##bits##_compare_exchange_weak(volatile T* p, T* expected, T v, int,     \
+                                                         int) {                                    \
+    return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
+  }
+ATOMIC(8, uint8_t)
+ATOMIC(16, uint16_t)
+ATOMIC(32, uint32_t)
+ATOMIC(64, uint64_t)
+EXPORT void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+EXPORT void __ubsan_handle_type_mismatch_v1(void* data, uintptr_t pointer) {
+  if (!in_kernel) return;
+  const auto& d = *static_cast<const TypeMismatch*>(data);
+  const uintptr_t alignment = uintptr_t(1) << d.log_alignment;
+  if (pointer % alignment == 0) return;  // a null pointer, or an object too small: not ours
+  report("misaligned",
+         name_of(*worker->running) + " accesses memory that must lie at a multiple of " +
+             std::to_string(alignment) + " bytes, but lies " + std::to_string(pointer % alignment) +
+             " past one, at " + place(d.location),
+         __builtin_return_address(0));
+}
+EXPORT void __ubsan_handle_add_overflow(void* d, void*, void*) {
+  overflowed(d, __builtin_return_address(0));
+}
+EXPORT void __ubsan_handle_sub_overflow(void* d, void*, void*) {
+  overflowed(d, __builtin_return_address(0));
+}
+EXPORT void __ubsan_handle_mul_overflow(void* d, void*, void*) {
+  overflowed(d, __builtin_return_address(0));
+}
+EXPORT void __ubsan_handle_negate_overflow(void* d, void*) {
+  overflowed(d, __builtin_return_address(0));
+}
+EXPORT void __ubsan_handle_divrem_overflow(void* d, void*, void*) {
+  overflowed(d, __builtin_return_address(0));
+}

@@ -1,0 +1,473 @@
+// SPDX-License-Identifier: Apache-2.0
+// Executes a block: its threads take turns on this host thread, each until it has to wait.
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <sstream>
+
+#include "report.h"
+#include "shadow.h"
+#include "state.h"
+#include "traffic.h"
+
+__thread opforge::sim::Index3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace opforge::sim {
+
+__thread Worker* worker = nullptr;
+__thread bool in_kernel = false;
+
+namespace {
+
+void suspend() {
+  Worker& w = *worker;
+  Fiber& f = *w.running;
+  switch_to(f.context, w.scheduler, w.own_stack);
+}
+
+bool same_place(const Where& a, const Where& b) {
+  return a.line() == b.line() && std::strcmp(a.file_name(), b.file_name()) == 0;
+}
+
+int vote(const Worker& w, Vote kind) {
+  int yes = 0;
+  for (const Fiber& f : w.fibers) {
+    if (f.state == State::at_barrier) yes += f.predicate != 0;
+  }
+  if (kind == Vote::all) return yes == w.arrived;
+  return kind == Vote::any ? yes > 0 : yes;
+}
+
+std::string waits_for(const Fiber& f) {
+  static const char* const kOperations[] = {
+      "__syncwarp",    "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync",
+      "__ballot_sync", "__all_sync",  "__any_sync",     "__match_any_sync", "__reduce_sync"};
+  std::ostringstream text;
+  if (f.state == State::at_barrier) {
+    text << "at the barrier ";
+  } else {
+    text << "in " << kOperations[int(f.offer.operation)] << " with mask 0x" << std::hex
+         << f.offer.mask << std::dec << " ";
+  }
+  text << describe(f.site.pc);
+  return text.str();
+}
+
+// Which threads wait where.
+std::string who_waits(const Worker& w) {
+  std::map<std::string, std::pair<int, const Fiber*>> groups;
+  std::map<const void*, std::map<uint32_t, std::string>> told;  // asking for names is slow
+  int exited = 0;
+  for (const Fiber& f : w.fibers) {
+    if (f.state == State::done) {
+      ++exited;
+      continue;
+    }
+    auto& text = told[f.site.pc][f.state == State::at_barrier ? 0 : f.offer.mask];
+    if (text.empty()) text = waits_for(f);
+    auto& group = groups[text];
+    if (group.first++ == 0) group.second = &f;
+  }
+  std::ostringstream text;
+  for (const auto& [place, group] : groups) {
+    text << "\n      " << group.first << (group.first == 1 ? " thread waits " : " threads wait ")
+         << place << ", first " << name_of(*group.second);
+  }
+  if (exited > 0) text << "\n      " << exited << (exited == 1 ? " has" : " have") << " exited";
+  return text.str();
+}
+
+void release_barrier(Worker& w) {
+  const Fiber* first = nullptr;
+  for (const Fiber& f : w.fibers) {
+    if (f.state != State::at_barrier) continue;
+    if (first == nullptr) first = &f;
+    if (!same_place(f.site.where, first->site.where)) {
+      report("barrier", "threads of a block wait at different barriers" + who_waits(w), f.site.pc);
+      w.abandoned = true;
+      return;
+    }
+  }
+  if (w.alive < w.launch->threads && !w.exited_early) {
+    w.exited_early = true;
+    warn("early-exit",
+         std::to_string(w.launch->threads - w.alive) +
+             " threads of a block exited before the others wait at a barrier",
+         first->site.pc);
+  }
+  const int result = first->vote == Vote::none ? 0 : vote(w, first->vote);
+  w.arrived = 0;
+  for (Fiber& f : w.fibers) {
+    if (f.state != State::at_barrier) continue;
+    f.state = State::ready;
+    f.result = uint64_t(result);
+  }
+  shadow::barrier(w);
+  traffic::barrier();
+}
+
+// The lane a shuffle reads, or -1 for the lane's own value.
+int source_lane(const Fiber& f) {
+  const Offer& o = f.offer;
+  const int lane = f.lane(), base = lane & ~(o.width - 1);
+  switch (o.operation) {
+    case Lanes::up:
+      return lane - o.argument >= base ? lane - o.argument : -1;
+    case Lanes::down:
+      return lane + o.argument < base + o.width ? lane + o.argument : -1;
+    default:
+      if (o.argument < 0 || o.argument >= o.width) {
+        const char* what = o.operation == Lanes::shuffle ? " from lane " : " with lane mask ";
+        report("shuffle",
+               name_of(f) + " shuffles" + what + std::to_string(o.argument) +
+                   ", out of range for a width of " + std::to_string(o.width),
+               f.site.pc);
+        return -1;
+      }
+      return o.operation == Lanes::shuffle ? base + o.argument : lane ^ o.argument;
+  }
+}
+
+uint64_t shuffled(const Fiber& f, const Fiber* lanes, uint32_t present) {
+  const int from = source_lane(f);
+  if (from < 0 || from == f.lane()) return f.offer.value;
+  if ((present >> from & 1) == 0) {
+    const bool named = f.offer.mask >> from & 1;
+    report("shuffle",
+           name_of(f) + " reads lane " + std::to_string(from) + ", which " +
+               (named ? "has exited" : "is not in the mask"),
+           f.site.pc);
+    return f.offer.value;
+  }
+  return lanes[from].offer.value;
+}
+
+uint32_t combine(Reduce how, uint32_t a, uint32_t b) {
+  switch (how) {
+    case Reduce::add:
+      return a + b;
+    case Reduce::min:
+      return a < b ? a : b;
+    case Reduce::max:
+      return a > b ? a : b;
+    case Reduce::min_signed:
+      return int32_t(a) < int32_t(b) ? a : b;
+    case Reduce::max_signed:
+      return int32_t(a) > int32_t(b) ? a : b;
+    case Reduce::bit_and:
+      return a & b;
+    case Reduce::bit_or:
+      return a | b;
+    default:
+      return a ^ b;
+  }
+}
+
+uint64_t outcome(const Fiber& f, const Fiber* lanes, uint32_t present) {
+  uint32_t yes = 0;
+  for (int i = 0; i < kWarp; ++i) {
+    if (present >> i & 1) yes |= uint32_t(lanes[i].offer.value != 0) << i;
+  }
+  switch (f.offer.operation) {
+    case Lanes::sync:
+      return 0;
+    case Lanes::ballot:
+      return yes;
+    case Lanes::all:
+      return yes == present;
+    case Lanes::any:
+      return yes != 0;
+    case Lanes::match: {
+      uint32_t equal = 0;
+      for (int i = 0; i < kWarp; ++i) {
+        if ((present >> i & 1) && lanes[i].offer.value == f.offer.value) equal |= 1u << i;
+      }
+      return equal;
+    }
+    case Lanes::reduce: {
+      bool first = true;
+      uint32_t result = 0;
+      for (int i = 0; i < kWarp; ++i) {
+        if ((present >> i & 1) == 0) continue;
+        const auto value = uint32_t(lanes[i].offer.value);
+        result = first ? value : combine(Reduce(f.offer.argument), result, value);
+        first = false;
+      }
+      return result;
+    }
+    default:
+      return shuffled(f, lanes, present);
+  }
+}
+
+// Completes the operation that lane `at` waits in, if all lanes it names have come.
+void try_complete(Worker& w, int warp, int at) {
+  WarpState& state = w.warps[warp];
+  Fiber* lanes = &w.fibers[warp * kWarp];
+  const Offer& wanted = lanes[at].offer;
+  const uint32_t present = wanted.mask & state.alive;
+  if ((state.waiting & present) != present) return;
+  for (int i = 0; i < kWarp; ++i) {
+    if ((present >> i & 1) &&
+        (lanes[i].offer.operation != wanted.operation || lanes[i].offer.mask != wanted.mask)) {
+      return;  // never completes: reported when nothing else can run
+    }
+  }
+  for (int i = 0; i < kWarp; ++i) {
+    if (present >> i & 1) lanes[i].result = outcome(lanes[i], lanes, present);
+  }
+  if (wanted.operation == Lanes::sync) shadow::warp_sync(w, warp, present);
+  state.waiting &= ~present;
+  for (int i = 0; i < kWarp; ++i) {
+    if (present >> i & 1) lanes[i].state = State::ready;
+  }
+}
+
+// Lanes at one __activemask in the source run together, once nothing else can.
+bool resolve_active_mask(Worker& w) {
+  for (Fiber& first : w.fibers) {
+    if (first.state != State::at_active_mask) continue;
+    uint32_t mask = 0;
+    const int base = first.warp() * kWarp;
+    const int end = std::min<int>(base + kWarp, int(w.fibers.size()));
+    const auto together = [&](const Fiber& f) {
+      return f.state == State::at_active_mask && same_place(f.site.where, first.site.where);
+    };
+    for (int i = base; i < end; ++i) mask |= uint32_t(together(w.fibers[i])) << (i - base);
+    for (int i = end - 1; i >= base; --i) {
+      if ((mask >> (i - base) & 1) == 0) continue;
+      w.fibers[i].result = mask;
+      w.fibers[i].state = State::ready;
+    }
+    return true;
+  }
+  return false;
+}
+
+void exit_thread(Worker& w, Fiber& f) {
+  f.state = State::done;
+  --w.alive;
+  WarpState& state = w.warps[f.warp()];
+  state.alive &= ~(1u << f.lane());
+  if (w.alive > 0 && w.arrived == w.alive) release_barrier(w);
+  for (int i = 0; i < kWarp && state.waiting != 0; ++i) {
+    if (state.waiting >> i & 1) try_complete(w, f.warp(), i);
+  }
+}
+
+void run_thread() {
+  arrived();
+  Worker& w = *worker;
+  w.launch->kernel.run(w.launch->kernel.context);
+  exit_thread(w, *w.running);
+  suspend();
+  std::abort();  // a thread that is done is never continued
+}
+
+void start_block(Worker& w, int64_t number) {
+  const Launch& l = *w.launch;
+  const int64_t gx = l.grid.x, gy = l.grid.y;
+  w.block = uint32_t(number);
+  blockIdx = {Index::of(number % gx), Index::of(number / gx % gy), Index::of(number / gx / gy)};
+  w.alive = l.threads;
+  w.arrived = 0;
+  w.abandoned = w.exited_early = false;
+  for (Fiber& f : w.fibers) {
+    f.state = State::ready;
+    f.context.stack_pointer = nullptr;  // not started
+    f.awaited = false;
+  }
+  for (size_t i = 0; i < w.warps.size(); ++i) {
+    const int lanes = std::min(kWarp, l.threads - int(i) * kWarp);
+    w.warps[i].alive = lanes == kWarp ? ~0u : (1u << lanes) - 1;
+    w.warps[i].waiting = 0;
+  }
+  for (SharedPart& part : w.shared) part.taken = false;
+  shadow::begin_block(w);
+  w.started = now();
+}
+
+void shuffle_order(Worker& w) {
+  for (size_t i = w.order.size(); i > 1; --i) {
+    w.random ^= w.random << 13;
+    w.random ^= w.random >> 7;
+    w.random ^= w.random << 17;
+    std::swap(w.order[i - 1], w.order[w.random % i]);
+  }
+}
+
+}  // namespace
+
+void execute(Worker& w, int64_t number) {
+  start_block(w, number);
+  while (w.alive > 0 && !w.abandoned) {
+    bool ran = false;
+    if (settings.seed >= 0) shuffle_order(w);
+    for (const int i : w.order) {
+      Fiber& f = w.fibers[i];
+      if (f.state != State::ready) continue;
+      ran = true;
+      if (f.context.stack_pointer == nullptr) {
+        f.stack = w.free_stacks.back();
+        w.free_stacks.pop_back();
+        prepare(f.context, f.stack, run_thread);
+      }
+      w.running = &f;
+      threadIdx = f.index;
+      in_kernel = true;
+      switch_to(w.scheduler, f.context, f.stack);
+      in_kernel = false;
+      if (f.state == State::done) w.free_stacks.push_back(f.stack);
+      if (w.abandoned) break;
+    }
+    if (w.late != nullptr) {
+      report("timeout",
+             name_of(*w.running) + " is still running after " + std::to_string(settings.timeout) +
+                 " s (OPFORGE_SIM_TIMEOUT); blocks run one after the other here, so waiting for "
+                 "another block's write never ends",
+             w.late);
+      w.abandoned = true;
+    } else if (!ran && !resolve_active_mask(w)) {
+      const Fiber* stuck = nullptr;
+      for (const Fiber& f : w.fibers) {
+        if (f.state != State::done && stuck == nullptr) stuck = &f;
+      }
+      report("deadlock", "no thread of block " + name_of_block(w) + " can go on" + who_waits(w),
+             stuck->site.pc);
+      w.abandoned = true;
+    }
+  }
+  w.running = nullptr;
+  if (w.abandoned) {
+    w.launch->stop = true;
+    w.free_stacks.clear();  // what ran on them is left where it was
+    for (size_t i = 0; i < w.stacks.count(); ++i) w.free_stacks.push_back(w.stacks[i]);
+  }
+  shadow::end_block(w);
+  traffic::end_block(w);
+}
+
+void abandon() {
+  worker->abandoned = true;
+  suspend();
+  std::abort();
+}
+
+int block_barrier(Vote kind, int predicate, const Where& where) {
+  Worker& w = *worker;
+  Fiber& f = *w.running;
+  f.site = {where, __builtin_return_address(0)};
+  f.vote = kind;
+  f.predicate = predicate;
+  f.state = State::at_barrier;
+  if (++w.arrived == w.alive) release_barrier(w);
+  if (f.state != State::ready || w.abandoned) suspend();
+  return int(f.result);
+}
+
+uint64_t warp(const Offer& offer, const Where& where) {
+  Worker& w = *worker;
+  Fiber& f = *w.running;
+  f.site = {where, __builtin_return_address(0)};
+  f.offer = offer;
+  if ((offer.mask >> f.lane() & 1) == 0) {
+    report("shuffle", name_of(f) + " is not in the mask it passes", f.site.pc);
+    f.offer.mask |= 1u << f.lane();
+  }
+  if (offer.width < 1 || offer.width > kWarp || (offer.width & (offer.width - 1)) != 0) {
+    report("shuffle", "a width of " + std::to_string(offer.width) + " is no power of two up to 32",
+           f.site.pc);
+    f.offer.width = kWarp;
+  }
+  f.state = State::in_warp;
+  w.warps[f.warp()].waiting |= 1u << f.lane();
+  try_complete(w, f.warp(), f.lane());
+  if (f.state != State::ready) suspend();
+  return f.result;
+}
+
+uint32_t active_mask(const Where& where) {
+  Fiber& f = *worker->running;
+  f.site = {where, __builtin_return_address(0)};
+  f.state = State::at_active_mask;
+  suspend();
+  return uint32_t(f.result);
+}
+
+void* shared_memory(const void* key, size_t bytes, size_t alignment) {
+  Worker& w = *worker;
+  SharedPart* part = nullptr;
+  size_t taken = bytes;
+  for (SharedPart& p : w.shared) {
+    if (p.key == key) part = &p;
+    if (p.key != key && p.taken) taken += p.bytes;
+  }
+  if (part == nullptr) {
+    void* memory = nullptr;
+    // Of this very size, so that AddressSanitizer sees its end.
+    if (posix_memalign(&memory, std::max(alignment, size_t(128)), bytes) != 0) std::abort();
+    part = &w.shared.emplace_back(SharedPart{key, bytes, static_cast<char*>(memory), false});
+  }
+  if (!part->taken) {
+    if (taken > size_t(settings.shared_per_block)) {
+      report("shared-memory",
+             "the kernel asks for " + std::to_string(taken) + " bytes of shared memory, " +
+                 std::to_string(settings.shared_per_block) + " is the limit",
+             __builtin_return_address(0));
+    }
+    part->taken = true;
+    std::memset(part->memory, 0xff, bytes);  // NaN: a block finds nothing there
+    shadow::fresh_shared(part->memory, bytes);
+  }
+  return part->memory;
+}
+
+void await_previous() { worker->running->awaited = true; }
+void release_next() {}
+
+void assertion_failed(const char* expression, const Where& where) {
+  if (!in_kernel) {
+    std::fprintf(stderr, "%s:%u: assertion failed: %s\n", where.file_name(), unsigned(where.line()),
+                 expression);
+    std::abort();
+  }
+  report("assert", name_of(*worker->running) + " fails: " + expression,
+         __builtin_return_address(0));
+  abandon();
+}
+
+void trap(const Where&) {
+  report("trap", name_of(*worker->running) + " calls __trap()", __builtin_return_address(0));
+  abandon();
+}
+
+void index_overflow(int64_t exact, const char* type) {
+  if (!in_kernel) return;
+  report("index-overflow",
+         name_of(*worker->running) + " makes the index " + std::to_string(exact) +
+             ", which does not fit " + (type[0] == 'i' ? "an " : "an ") + type,
+         __builtin_return_address(0));
+}
+
+std::string name_of(const Fiber& f) {
+  return name_of_thread(*worker->launch, worker->block, f.number);
+}
+
+std::string name_of_thread(const Launch& l, uint32_t block, int thread) {
+  std::ostringstream text;
+  const int bx = int(l.block.x), by = int(l.block.y);
+  text << "thread (" << thread % bx << "," << thread / bx % by << "," << thread / bx / by
+       << ") of block " << name_of_block(l, block);
+  return text.str();
+}
+
+std::string name_of_block(const Launch& l, uint32_t block) {
+  std::ostringstream text;
+  text << "(" << block % l.grid.x << "," << block / l.grid.x % l.grid.y << ","
+       << block / l.grid.x / l.grid.y << ")";
+  return text.str();
+}
+
+std::string name_of_block(const Worker& w) { return name_of_block(*w.launch, w.block); }
+
+}  // namespace opforge::sim

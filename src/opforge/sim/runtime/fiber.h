@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// A stack of its own for every CUDA thread, and the switch between them.
+#pragma once
+
+#include <cstddef>
+
+namespace opforge::sim {
+
+struct Stack {
+  char* low = nullptr;  // above the guard page
+  char* high = nullptr;
+};
+
+// `count` stacks, each above a page that faults; taken from and given back to a pool, because
+// mapping them costs more than running a small block.
+class Stacks {
+ public:
+  explicit Stacks(size_t count);
+  ~Stacks();
+  Stacks(const Stacks&) = delete;
+  Stack operator[](size_t i) const;
+  size_t count() const { return count_; }
+
+ private:
+  char* base_;
+  size_t count_;
+};
+
+// A suspended flow of execution.
+struct Context {
+  void* stack_pointer = nullptr;
+};
+
+// Makes `context` start in entry() on `stack` when it is switched to. entry must not return.
+void prepare(Context& context, const Stack& stack, void (*entry)());
+
+// Leaves `from` to be continued later and continues `to`, which lives on `stack`.
+void switch_to(Context& from, Context& to, const Stack& stack);
+// The first thing a fiber does once it runs.
+void arrived();
+
+}  // namespace opforge::sim

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+// A kernel launch: the device's limits, and host threads that execute the blocks.
+#include <link.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "report.h"
+#include "shadow.h"
+#include "state.h"
+#include "traffic.h"
+
+const char* cudaGetErrorName(cudaError_t code) {
+  switch (code) {
+    case cudaSuccess:
+      return "cudaSuccess";
+    case cudaErrorInvalidValue:
+      return "cudaErrorInvalidValue";
+    case cudaErrorInvalidConfiguration:
+      return "cudaErrorInvalidConfiguration";
+    default:
+      return "cudaErrorLaunchOutOfResources";
+  }
+}
+
+const char* cudaGetErrorString(cudaError_t code) {
+  switch (code) {
+    case cudaSuccess:
+      return "no error";
+    case cudaErrorInvalidValue:
+      return "invalid argument";
+    case cudaErrorInvalidConfiguration:
+      return "invalid configuration argument";
+    default:
+      return "too many resources requested for launch";
+  }
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  using opforge::sim::settings;
+  *value = int(attribute == cudaDevAttrMultiProcessorCount ? settings.multiprocessors
+                                                           : settings.shared_per_block_optin);
+  return cudaSuccess;
+}
+
+namespace opforge::sim {
+
+Settings settings;
+
+double now() {
+  timespec t{};
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
+}
+
+namespace {
+
+// The code of the library a kernel is in. Only there may a thread be stopped from a signal handler:
+// elsewhere it may hold a lock.
+struct Code {
+  uintptr_t low = 0, high = 0;
+};
+
+Code code_around(const void* function) {
+  static std::mutex lock;
+  static std::map<const void*, Code> known;
+  const std::lock_guard hold(lock);
+  if (const auto found = known.find(function); found != known.end()) return found->second;
+  struct Search {
+    uintptr_t wanted;
+    Code result;
+  } search{reinterpret_cast<uintptr_t>(function), {}};
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, size_t, void* data) {
+        auto& s = *static_cast<Search*>(data);
+        for (int i = 0; i < info->dlpi_phnum; ++i) {
+          const auto& segment = info->dlpi_phdr[i];
+          const uintptr_t low = info->dlpi_addr + segment.p_vaddr;
+          if (segment.p_type == PT_LOAD && s.wanted >= low && s.wanted - low < segment.p_memsz) {
+            s.result = {low, low + segment.p_memsz};
+          }
+        }
+        return int(s.result.high != 0);
+      },
+      &search);
+  return known[function] = search.result;
+}
+
+__thread Code device_code;
+
+// Comes a few times a second while a launch runs.
+void on_tick(int, siginfo_t*, void* context) {
+  Worker* w = worker;
+  if (w == nullptr || now() - w->started < double(settings.timeout)) return;
+  Fiber* f = w->running;
+  const auto* interrupted = static_cast<ucontext_t*>(context);
+  const auto pc = uintptr_t(interrupted->uc_mcontext.gregs[REG_RIP]);
+  w->late = reinterpret_cast<const void*>(pc);
+  if (f == nullptr || pc < device_code.low || pc >= device_code.high) return;
+  w->abandoned = true;
+  switch_to(f->context, w->scheduler, w->own_stack);  // the thread is never continued
+}
+
+// A timer of this host thread, running while it lives.
+class Watchdog {
+ public:
+  Watchdog() {
+    struct sigaction action{};
+    action.sa_sigaction = on_tick;
+    // NODEFER: the handler is left by switching to another stack.
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;
+    sigaction(kSignal, &action, &previous_);
+    sigevent event{};
+    event.sigev_notify = SIGEV_THREAD_ID;
+    event.sigev_signo = kSignal;
+    event._sigev_un._tid = pid_t(syscall(SYS_gettid));
+    running_ = timer_create(CLOCK_MONOTONIC, &event, &timer_) == 0;
+    const itimerspec tick{{0, 200'000'000}, {0, 200'000'000}};
+    if (running_) timer_settime(timer_, 0, &tick, nullptr);
+  }
+  ~Watchdog() {
+    if (running_) timer_delete(timer_);
+  }
+  Watchdog(const Watchdog&) = delete;
+
+ private:
+  static constexpr int kSignal = SIGURG;  // ignored by default, so a late one does no harm
+  timer_t timer_{};
+  bool running_ = false;
+  struct sigaction previous_{};
+};
+
+Stack this_threads_stack() {
+  pthread_attr_t attributes;
+  void* low = nullptr;
+  size_t size = 0;
+  pthread_getattr_np(pthread_self(), &attributes);
+  pthread_attr_getstack(&attributes, &low, &size);
+  pthread_attr_destroy(&attributes);
+  return {static_cast<char*>(low), static_cast<char*>(low) + size};
+}
+
+void work(Launch& l) {
+  Worker w;
+  w.launch = &l;
+  w.own_stack = this_threads_stack();
+  for (size_t i = w.stacks.count(); i-- > 0;) w.free_stacks.push_back(w.stacks[i]);
+  w.fibers.resize(size_t(l.threads));
+  w.warps.resize(size_t((l.threads + kWarp - 1) / kWarp));
+  w.order.resize(size_t(l.threads));
+  std::iota(w.order.begin(), w.order.end(), 0);
+  const int bx = int(l.block.x), by = int(l.block.y);
+  for (int i = 0; i < l.threads; ++i) {
+    Fiber& f = w.fibers[i];
+    f.number = i;
+    f.index = {Index::of(i % bx), Index::of(i / bx % by), Index::of(i / bx / by)};
+  }
+  blockDim = {Index::of(bx), Index::of(by), Index::of(l.block.z)};
+  gridDim = {Index::of(l.grid.x), Index::of(l.grid.y), Index::of(l.grid.z)};
+  device_code = code_around(l.kernel.function);
+  w.started = now();
+  worker = &w;
+  {
+    const Watchdog watchdog;
+    for (;;) {
+      const int64_t turn = l.next.fetch_add(1);
+      if (turn >= l.blocks || l.stop) break;
+      const int64_t number = l.order.empty() ? turn : l.order[size_t(turn)];
+      w.random = uint64_t(settings.seed + 1) * 0x9e3779b97f4a7c15u + uint64_t(number) + 1;
+      execute(w, number);
+    }
+  }
+  worker = nullptr;
+  for (const SharedPart& part : w.shared) free(part.memory);
+}
+
+int host_threads(const Launch& l) {
+  // One for the detectors: a report is then the same every time, and the shadow needs no locks.
+  if (settings.race || settings.traffic) return 1;
+  int64_t most = settings.workers;
+  if (most <= 0) {
+    cpu_set_t cores;
+    most = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+  }
+  // A host thread costs as much as some thousand simulated ones.
+  return int(std::clamp<int64_t>(l.blocks * l.threads / 8192, 1, std::min(most, l.blocks)));
+}
+
+cudaError_t check(const cudaLaunchConfig_t& c) {
+  const dim3 g = c.gridDim, b = c.blockDim;
+  const auto within = [](unsigned value, int64_t most) { return value >= 1 && value <= most; };
+  if (!within(g.x, 0x7fffffff) || !within(g.y, 65535) || !within(g.z, 65535) ||
+      !within(b.x, 1024) || !within(b.y, 1024) || !within(b.z, 64) ||
+      int64_t(b.x) * b.y * b.z > settings.threads_per_block) {
+    return cudaErrorInvalidConfiguration;
+  }
+  if (c.dynamicSmemBytes > size_t(settings.shared_per_block)) return cudaErrorInvalidValue;
+  return cudaSuccess;
+}
+
+}  // namespace
+
+cudaError_t launch(const cudaLaunchConfig_t& config, const Kernel& kernel) {
+  static std::mutex one_at_a_time;  // streams are not simulated: launches follow each other
+  const std::lock_guard hold(one_at_a_time);
+  if (const cudaError_t code = check(config); code != cudaSuccess) return code;
+  Launch l;
+  l.grid = config.gridDim;
+  l.block = config.blockDim;
+  l.kernel = kernel;
+  l.overlaps = config.numAttrs > 0;
+  l.threads = int(l.block.x * l.block.y * l.block.z);
+  l.blocks = int64_t(l.grid.x) * l.grid.y * l.grid.z;
+  if (settings.seed >= 0) {
+    l.order.resize(size_t(l.blocks));
+    std::iota(l.order.begin(), l.order.end(), 0u);
+    uint64_t random = uint64_t(settings.seed) * 0x9e3779b97f4a7c15u + 1;
+    for (size_t i = l.order.size(); i > 1; --i) {
+      random = random * 6364136223846793005u + 1442695040888963407u;
+      std::swap(l.order[i - 1], l.order[(random >> 33) % i]);
+    }
+  }
+  shadow::begin_launch(l);
+  traffic::begin_launch(l);
+  std::vector<std::thread> helpers;
+  for (int i = host_threads(l); i > 1; --i) helpers.emplace_back([&l] { work(l); });
+  work(l);
+  for (std::thread& helper : helpers) helper.join();
+  traffic::end_launch(l);
+  throw_reports();
+  return cudaSuccess;
+}
+
+}  // namespace opforge::sim
+
+// For Python: one setting by name; false if there is none of that name.
+extern "C" __attribute__((visibility("default"))) bool opforge_sim_set(const char* name,
+                                                                       int64_t value) {
+  using opforge::sim::settings;
+  const std::map<std::string, int64_t*> known = {
+      {"multiprocessors", &settings.multiprocessors},
+      {"threads_per_block", &settings.threads_per_block},
+      {"shared_per_block", &settings.shared_per_block},
+      {"shared_per_block_optin", &settings.shared_per_block_optin},
+      {"seed", &settings.seed},
+      {"workers", &settings.workers},
+      {"timeout", &settings.timeout},
+      {"race", &settings.race},
+      {"traffic", &settings.traffic},
+  };
+  const auto found = known.find(name);
+  if (found == known.end()) return false;
+  *found->second = value;
+  return true;
+}

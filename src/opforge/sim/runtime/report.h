@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Faults found while a kernel runs.
+#pragma once
+
+#include <string>
+
+#include "state.h"
+
+namespace opforge::sim {
+
+// Records a fault of the running kernel, once per kind and place. The launch fails with all of
+// them. `second` is the other place involved, if there is one.
+void report(const char* kind, const std::string& text, const void* pc, const void* second = nullptr,
+            const char* second_label = nullptr);
+// The same for something that is no fault on its own.
+void warn(const char* kind, const std::string& text, const void* pc);
+
+// Throws what was reported, if anything.
+void throw_reports();
+
+// "kernel.cuh:41 (from row_sums, kernel.cuh:88)" for an address in a loaded library.
+std::string describe(const void* pc);
+std::string kernel_name(const void* function);
+
+}  // namespace opforge::sim

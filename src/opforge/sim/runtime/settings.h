@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// What Python sets: the device to pretend to be, and how to run.
+#pragma once
+
+#include <cstdint>
+
+namespace opforge::sim {
+
+struct Settings {
+  // The device. Defaults are an H200.
+  int64_t multiprocessors = 132;
+  int64_t threads_per_block = 1024;
+  int64_t shared_per_block = 49152;         // without asking for more
+  int64_t shared_per_block_optin = 232448;  // at most
+  // The run.
+  int64_t seed = -1;     // shuffles threads and blocks; -1 runs them in order
+  int64_t workers = 0;   // host threads; 0: one per core
+  int64_t timeout = 60;  // seconds a block may take
+  int64_t race = 0;      // look for races and reads of memory nothing wrote
+  int64_t traffic = 0;   // count bytes, sectors and bank conflicts
+};
+extern Settings settings;
+
+}  // namespace opforge::sim

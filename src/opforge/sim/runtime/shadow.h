@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who last wrote and read each piece of memory, and whether that happened before what is done now.
+//
+// Order on a GPU comes from: __syncthreads for the threads of a block, __syncwarp for the lanes it
+// names, the end of a kernel, and between blocks from a device fence before an atomic that the
+// other side sees before a fence or barrier of its own. Shuffles and votes order nothing.
+#pragma once
+
+#include "state.h"
+
+namespace opforge::sim::shadow {
+
+enum class Kind { read, write, atomic };
+
+void begin_launch(const Launch& l);
+void begin_block(Worker& w);
+void end_block(Worker& w);
+void barrier(Worker& w);
+void warp_sync(Worker& w, int warp, uint32_t lanes);
+void fresh_shared(const void* address, size_t bytes);
+
+void access(uintptr_t address, size_t bytes, Kind kind, const void* pc);
+
+}  // namespace opforge::sim::shadow
