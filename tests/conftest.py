@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers import REAL_CXX, write_op
 
+from opforge import sim
 from opforge.build import cache, compile
 from opforge.settings import VARIABLES
 
@@ -20,6 +21,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The device of a test's tensors. For "sim" that is the CPU, with the CUDA kernels simulated."""
+    if request.param != "sim":
+        yield request.param
+        return
+    with sim.active():
+        yield "cpu"
 
 
 @pytest.fixture

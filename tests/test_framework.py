@@ -9,14 +9,15 @@ import pickle
 
 import pytest
 import torch
-from op_cases import OPS, cast, differentiable, each_device, each_op, record
+from op_cases import OPS, each_device, each_op, each_real_device, record
 from torch.library import opcheck
 
 import opforge
+from opforge.check.cases import cast, differentiable
 from opforge.op import Make
 
 
-@each_device
+@each_real_device
 @each_op
 def test_opcheck(name, device):
     op = record(name)
@@ -40,7 +41,7 @@ def test_gradcheck_and_double_backward(name, device):
             assert torch.autograd.gradgradcheck(lambda *t: op(*t, *scalars), leaves)  # noqa: B023
 
 
-@each_device
+@each_real_device
 @each_op
 def test_compiles_without_a_break_static_and_dynamic(name, device):
     op = record(name)
@@ -67,7 +68,7 @@ def test_dynamic_shapes_recompile_at_most_once():
     assert counter.frame_count <= 2
 
 
-@each_device
+@each_real_device
 @each_op
 def test_the_three_call_paths_agree(name, device):
     op = record(name)
@@ -87,7 +88,7 @@ def test_the_three_call_paths_agree(name, device):
             assert torch.equal(a.grad, b.grad)
 
 
-@each_device
+@each_real_device
 @each_op
 def test_vmap_equals_the_loop(name, device):
     op = record(name)
@@ -105,7 +106,7 @@ def test_vmap_equals_the_loop(name, device):
         assert torch.equal(only_first, right)
 
 
-@each_device
+@each_real_device
 def test_per_sample_gradients(device):
     x, bias = torch.randn(4, 5, 8, device=device), torch.randn(8, device=device)
 
@@ -117,7 +118,7 @@ def test_per_sample_gradients(device):
     torch.testing.assert_close(got, right)
 
 
-@each_device
+@each_real_device
 def test_jacobians(device):
     x = torch.randn(6, device=device, dtype=torch.float64)
     for ours, theirs in (
@@ -132,7 +133,7 @@ def test_jacobians(device):
     torch.testing.assert_close(rows, torch.diag((x > 0).double()))
 
 
-@each_device
+@each_real_device
 def test_autocast_gives_the_documented_dtype(device):
     low, full = torch.randn(4, 8, device=device).bfloat16(), torch.randn(8, device=device)
     full.requires_grad_()
@@ -148,7 +149,7 @@ def test_autocast_gives_the_documented_dtype(device):
     assert full.grad.dtype == torch.float32
 
 
-@each_device
+@each_real_device
 def test_saved_tensor_changed_before_backward(device):
     x = torch.randn(8, device=device, requires_grad=True)
     y = opforge.relu(x)
@@ -157,7 +158,7 @@ def test_saved_tensor_changed_before_backward(device):
         y.sum().backward()
 
 
-@each_device
+@each_real_device
 def test_negative_views_are_resolved(device):
     x = torch.complex(torch.randn(9, device=device), torch.randn(9, device=device)).conj().imag
     assert x.is_neg()
@@ -165,7 +166,7 @@ def test_negative_views_are_resolved(device):
     assert torch.equal(opforge.vector_add(x, x), x + x)
 
 
-@each_device
+@each_real_device
 def test_checkpointing(device):
     x = torch.randn(4, 8, device=device, requires_grad=True)
     bias = torch.randn(8, device=device, requires_grad=True)
@@ -185,7 +186,7 @@ def test_export_round_trip(tmp_path):
     assert torch.equal(loaded(x), opforge.scale_bias_relu(x, torch.zeros(8), 0.5))
 
 
-@each_device
+@each_real_device
 def test_modules(device):
     module = opforge.nn.ScaleBiasReLU(8, 0.5, device=device)
     torch.nn.init.normal_(module.bias)
@@ -223,7 +224,7 @@ def test_cost_counts_every_tensor_once():
     assert cost.operations == 3 * 16 * 8
 
 
-@each_device
+@each_real_device
 def test_forward_mode_is_refused_rather_than_wrong(device):
     import torch.autograd.forward_ad as fwd
 

@@ -106,6 +106,7 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         f"-DOPFORGE_DISPATCH_KEY={'CUDA' if target == 'cuda' else 'CPU'}",
     ]
     folders = [INCLUDE_DIR, op.folder]
+    extra_identity: dict[str, str] = {}
     if target == "cpu":
         compiler, level = cxx, toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
         flags = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *level]
@@ -114,7 +115,6 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         cpu_flags = ("avx2", "fma", "f16c", "bmi2") if level else ()
         libraries = ["-ltorch_cpu"]
         warning, memory = None, 1 << 30
-        extra_identity = {}
     elif target in SIM_TARGETS:
         unsupported.check(op.folder)
         compiler, chosen, cpu_flags = cxx, (), ()
@@ -124,7 +124,6 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         folders.insert(0, SIM_INCLUDE_DIR)
         libraries = ["-ltorch_cpu"]
         warning, memory = None, 1 << 30
-        extra_identity = {}
     else:
         toolkit = toolchain.find_cuda()
         warning = toolchain.check_pair(toolkit, cxx)
@@ -199,7 +198,7 @@ def plan_simulator() -> Plan:
 
 
 def namespace(op: Op, target: str) -> str:
-    """``torch.ops.<namespace>`` of the op as built for ``target``: simulated ones have their own."""
+    """``torch.ops.<namespace>`` of the op as built for ``target``; simulated ops have their own."""
     return f"{op.namespace}_{target.replace('-', '_')}" if target in SIM_TARGETS else op.namespace
 
 
@@ -211,8 +210,8 @@ def sim_flags(cxx: toolchain.Compiler, target: str) -> list[str]:
         *level,
         # Products and sums are rounded one by one, as the source says. (nvcc contracts by default.)
         "-ffp-contract=off",
-        # A variable nobody set holds an absurd value, every time the same.
-        "-ftrivial-auto-var-init=pattern",
+        "-Werror=uninitialized",  # variables, which no memory checker sees
+        "-Wno-maybe-uninitialized",
         "-Wno-format",  # printf("%d", threadIdx.x)
         "-Wno-unknown-pragmas",  # unroll
         "-g" if settings.debug() else "-g1",

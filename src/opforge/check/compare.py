@@ -12,6 +12,15 @@ from __future__ import annotations
 import torch
 
 
+class Mismatch(AssertionError):
+    """A result is further from the truth than it may be."""
+
+
+def _demand(condition: bool, text: str) -> None:
+    if not condition:
+        raise Mismatch(text)
+
+
 def ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The spacing of ``dtype`` around each of ``values`` (which are float64)."""
     info = torch.finfo(dtype)
@@ -32,13 +41,13 @@ def check(
 
     ``summed`` is how many terms each element adds up, ``scale`` how large they are.
     """
-    assert got.shape == truth.shape, f"{what}: shape {tuple(got.shape)}, not {tuple(truth.shape)}"
-    assert got.dtype == torchs.dtype, f"{what}: dtype {got.dtype}, not {torchs.dtype}"
+    _demand(got.shape == truth.shape, f"{what}: shape {tuple(got.shape)}, not {tuple(truth.shape)}")
+    _demand(got.dtype == torchs.dtype, f"{what}: dtype {got.dtype}, not {torchs.dtype}")
     got, torchs, truth = got.detach().cpu(), torchs.detach().cpu(), truth.detach().cpu().double()
     odd = ~torch.isfinite(torchs)
     same = (got == torchs) | (got.isnan() & torchs.isnan())
-    assert bool(same[odd].all()), f"{what}: NaN or Inf differ from PyTorch's"
-    assert bool(torch.isfinite(got[~odd]).all()), f"{what}: NaN or Inf where PyTorch has none"
+    _demand(bool(same[odd].all()), f"{what}: NaN or Inf differ from PyTorch's")
+    _demand(bool(torch.isfinite(got[~odd]).all()), f"{what}: NaN or Inf where PyTorch has none")
     if bool(odd.all()):
         return
     dtype = got.dtype
@@ -50,7 +59,8 @@ def check(
         accumulate = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
         allowed = allowed.clamp(min=2 * summed**0.5 * accumulate * scale)
     worst = int((error - allowed).argmax())
-    assert bool((error <= allowed).all()), (
+    _demand(
+        bool((error <= allowed).all()),
         f"{what}: error {float(error[worst]):.3g} where {float(allowed[worst]):.3g} is allowed, "
-        f"truth {float(truth[~odd][worst]):.6g}"
+        f"truth {float(truth[~odd][worst]):.6g}",
     )
