@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,6 +15,9 @@ from rich.table import Table
 
 from opforge.errors import OpforgeError, RecordError
 from opforge.op import Op
+
+if TYPE_CHECKING:
+    from opforge.sim import Mode
 
 app = typer.Typer(
     help="Build, inspect and ship custom PyTorch operators.",
@@ -122,6 +125,52 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] =
             table.add_row(mark, f.what, f.found + (f"\n→ {f.remedy}" if f.remedy else ""))
         out.print(table, highlight=False)
     raise typer.Exit(1 if any(f.state == "fault" for f in findings) else 0)
+
+
+@app.command()
+def sim(
+    ops: Ops = None,
+    asan: Annotated[
+        bool, typer.Option("--asan", help="find accesses out of bounds (AddressSanitizer)")
+    ] = False,
+    race: Annotated[
+        bool,
+        typer.Option("--race", help="find races, reads of unwritten memory, misaligned accesses"),
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="run threads and blocks in another order")
+    ] = None,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="print the memory traffic of each kernel")
+    ] = False,
+) -> None:
+    """Run CUDA kernels without a GPU: every case of an op, forward and backward.
+
+    Checks results against the float64 reference and, without --asan and --race, that they do not
+    depend on the order of threads and blocks.
+    """
+    from opforge.sim import command, runtime
+    from opforge.sim import stats as traffic
+
+    if asan + race + stats > 1:
+        raise typer.BadParameter("choose one of --asan, --race and --stats")
+    if asan and runtime.asan_runtime() is None:
+        seeding = [] if seed is None else ["--seed", str(seed)]
+        raise typer.Exit(command.in_asan([*(ops or []), "--asan", *seeding]))
+    records = list(dict.fromkeys(_records(ops)))
+    if stats:
+        for op in records:
+            traffic.show(op, out)
+        out.print(traffic.LEGEND, highlight=False)
+        return
+    mode: Mode = "asan" if asan else "race" if race else "plain"
+    outcomes = command.simulate_all(records, mode, seed)
+    for outcome in outcomes:
+        for text in outcome.faults + [f"warning: {w}" for w in outcome.warnings]:
+            out.print(text, highlight=False, markup=False, soft_wrap=True)
+        found = f"{len(outcome.faults)} faults" if outcome.faults else "no fault found"
+        out.print(f"{outcome.op}: {outcome.runs} runs, {found}", highlight=False)
+    raise typer.Exit(1 if any(o.faults for o in outcomes) else 0)
 
 
 @cache_app.command("ls")

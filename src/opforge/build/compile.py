@@ -175,6 +175,7 @@ def _ninja(scratch: Path, jobs: int, plans: list[Plan], quiet: bool) -> str:
                 lines.append(line)
                 if match := _STEP.match(line):
                     progress.update(task, completed=int(match[1]), total=int(match[2]))
+            process.stdout.close()
             process.wait()
         except BaseException:
             process.terminate()

@@ -219,10 +219,13 @@ def sim_flags(cxx: toolchain.Compiler, target: str) -> list[str]:
     if target == "sim-race":
         # The calls the sanitizers insert go to functions of the simulator's own.
         flags += ["-fsanitize=thread,alignment,signed-integer-overflow", "-O1"]
-        quiet = ["-mllvm", "-tsan-instrument-func-entry-exit=0"]
-        flags += quiet if cxx.family == "clang" else ["--param=tsan-instrument-func-entry-exit=0"]
+        if cxx.family == "clang":
+            flags += ["-mllvm", "-tsan-instrument-func-entry-exit=0"]
+        else:  # sra would take vector accesses apart
+            flags += ["--param=tsan-instrument-func-entry-exit=0", "-fno-tree-sra"]
     elif target == "sim-asan":
-        flags += ["-fsanitize=address", "-fno-omit-frame-pointer", "-O1"]
+        flags += ["-fsanitize=address", "-fsanitize-recover=address", "-fno-omit-frame-pointer"]
+        flags += ["-O1"]
     else:
         flags += ["-O0"] if settings.debug() else ["-O2"]
     return flags

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -17,24 +18,41 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge import discover, settings
 from opforge.errors import SimulationError
-from opforge.op import Op
+from opforge.op import Op, as_tuple
 from opforge.register import BELOW
 from opforge.sim import runtime
-from opforge.sim.runtime import H200, Device, Traffic, take_traffic
+from opforge.sim.runtime import H200, Device, Traffic
 
-__all__ = ["H200", "Device", "SimulationError", "Traffic", "active", "run", "take_traffic"]
+__all__ = ["H200", "Call", "Device", "SimulationError", "Traffic", "active", "run"]
 
 Mode = Literal["plain", "race", "asan"]
-_TARGETS = {"plain": "sim", "race": "sim-race", "asan": "sim-asan"}
-_FOUND = "opforge simulator found"
+TARGETS = {"plain": "sim", "race": "sim-race", "asan": "sim-asan"}
+_FOUND = "opforge simulator found"  # how the runtime begins
+WARNING = "opforge simulator: "
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a simulated op, and what its kernels asked of memory."""
+
+    function: str
+    shapes: str
+    model_bytes: int  # the tensors of its schema, each read or written once
+    launches: list[Traffic]
+
+    @property
+    def moved_bytes(self) -> int:
+        """Distinct sectors of each launch."""
+        return sum(t.distinct_read + t.distinct_written for t in self.launches)
 
 
 class _Route(TorchDispatchMode):
     """Sends every opforge op on CPU tensors to its simulated kernel; all else goes its way."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, traffic: bool) -> None:
         super().__init__()
-        self.target = target
+        self.target, self.traffic = target, traffic
+        self.calls: list[Call] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -44,7 +62,16 @@ class _Route(TorchDispatchMode):
             a.device.type == "cpu" for a in args if isinstance(a, torch.Tensor)
         ):
             return func(*args, **(kwargs or {}))
-        return kernel(*args)
+        result = kernel(*args)
+        if self.traffic:
+            self._note(func._schema.name.split("::")[1], args, as_tuple(result))
+        return result
+
+    def _note(self, function: str, args: tuple[Any, ...], results: tuple[Any, ...]) -> None:
+        inputs = [a for a in args if isinstance(a, torch.Tensor)]
+        shapes = ", ".join("x".join(map(str, t.shape)) or "scalar" for t in inputs)
+        model = sum(t.numel() * t.element_size() for t in (*inputs, *results))
+        self.calls.append(Call(function, f"({shapes})", model, runtime.take_traffic()))
 
     def _simulated(self, func: Any) -> Any:
         name = func._schema.name.split("::")[1]
@@ -63,7 +90,7 @@ def active(
     seed: int | None = None,
     device: Device = H200,
     traffic: bool = False,
-) -> Iterator[None]:
+) -> Iterator[list[Call]]:
     """Within this context, public functions send CPU tensors to the simulated CUDA kernels.
 
     Forward and backward, as long as both run inside; ``torch.compile`` is not redirected.
@@ -74,12 +101,13 @@ def active(
             AddressSanitizer (``opforge sim --asan`` starts one).
         seed: shuffles the order of threads and blocks; without one they run in order.
         device: the GPU to pretend to be.
-        traffic: count what kernels ask of memory, for :func:`take_traffic`; needs ``mode="race"``.
+        traffic: count what kernels ask of memory, a :class:`Call` for each in the list that the
+            context gives; needs ``mode="race"``, and looks for no races meanwhile.
 
     Raises :class:`SimulationError` for faults found; what is merely odd is a warning.
     """
-    if mode not in _TARGETS:
-        raise ValueError(f"mode={mode!r} is none of {', '.join(map(repr, _TARGETS))}")
+    if mode not in TARGETS:
+        raise ValueError(f"mode={mode!r} is none of {', '.join(map(repr, TARGETS))}")
     if mode == "asan" and runtime.asan_runtime() is None:
         raise RuntimeError(
             "mode='asan' needs AddressSanitizer loaded before Python; use `opforge sim OP --asan`"
@@ -96,15 +124,16 @@ def active(
         timeout=settings.sim_timeout(),
     )
     try:
-        with _Route(_TARGETS[mode]):
-            yield
+        route = _Route(TARGETS[mode], traffic)
+        with route:
+            yield route.calls
     except RuntimeError as error:
         if str(error).startswith(_FOUND) and not isinstance(error, SimulationError):
             raise SimulationError(str(error)) from None
         raise
     finally:
         for text in runtime.take_warnings():
-            warnings.warn(f"opforge simulator: {text}", stacklevel=3)
+            warnings.warn(WARNING + text, stacklevel=3)
 
 
 def run(op: str | Op | Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -107,7 +107,13 @@ def take_traffic() -> list[Traffic]:
 def _take(function: Any) -> str:
     size = function(None, 0)
     buffer = ctypes.create_string_buffer(max(size, 1))
-    return buffer.raw[: function(buffer, size)].decode(errors="replace")
+    length = function(buffer, size)
+    return buffer.raw[:length].decode(errors="replace")
+
+
+def build(ops: list[Op], target: str) -> None:
+    """Compile whatever ``ensure`` will need, all at once."""
+    compile.build([plan_simulator(), *(plan(op, target) for op in ops)])
 
 
 def ensure(op: Op, target: str) -> str:

@@ -99,7 +99,7 @@ std::string describe(const void* pc) {
 
 std::string kernel_name(const void* function) {
   const auto found = frames(function);
-  return found.empty() ? "?" : found.back().first.substr(0, found.back().first.find('('));
+  return found.empty() ? "?" : short_name(found.back().first);
 }
 
 static void add(const char* kind, const std::string& text, const void* pc, const void* second,
@@ -131,6 +131,7 @@ void warn(const char* kind, const std::string& text, const void* pc) {
 }
 
 void throw_reports() {
+  report_out_of_bounds();
   std::string text;
   {
     const std::lock_guard hold(reports.lock);

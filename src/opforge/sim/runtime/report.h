@@ -15,6 +15,9 @@ void report(const char* kind, const std::string& text, const void* pc, const voi
 // The same for something that is no fault on its own.
 void warn(const char* kind, const std::string& text, const void* pc);
 
+// Reports what AddressSanitizer found.
+void report_out_of_bounds();
+
 // Throws what was reported, if anything.
 void throw_reports();
 

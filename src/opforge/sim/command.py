@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``opforge sim``: every case of an op through its simulated CUDA kernels."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from opforge import sim
+from opforge.build import toolchain
+from opforge.check.cases import Case, check_backward, check_forward, differentiable
+from opforge.check.compare import Mismatch
+from opforge.errors import SimulationError, ToolchainError
+from opforge.op import Make, Op
+from opforge.sim import runtime
+
+
+@dataclass
+class Outcome:
+    """What became of one op."""
+
+    op: str
+    runs: int = 0
+    faults: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+Run = Callable[[], tuple[torch.Tensor, ...]]
+
+
+def runs(op: Op) -> Iterator[tuple[str, Run]]:
+    """Each case in each dtype, forward and backward: what it is, and a function that runs it."""
+    for dtype in op.dtypes:
+        name = str(dtype).removeprefix("torch.")
+        for number, case in enumerate(op.iter_cases(Make(dtype, requires_grad=True))):
+            what = f"{op.name} {name} case {number}"
+            yield what, functools.partial(_forward, op, case)
+            if differentiable(case):
+                yield f"{what} backward", functools.partial(_backward, op, case)
+
+
+def _forward(op: Op, case: Case) -> tuple[torch.Tensor, ...]:
+    with torch.no_grad():
+        return check_forward(op, case)
+
+
+def _backward(op: Op, case: Case) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    return check_backward(
+        op, case, lambda o: torch.randn(o.shape, generator=generator, dtype=torch.float64).to(o)
+    )
+
+
+def simulate(
+    op: Op, mode: sim.Mode, seed: int | None, advance: Callable[[], None] = lambda: None
+) -> Outcome:
+    """Run all cases, in order and once more shuffled, and collect what is found."""
+    outcome = Outcome(op.name)
+    shuffled = 1 if seed is None else seed + 1
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for what, run in runs(op):
+            outcome.runs += 1
+            try:
+                with sim.active(mode, seed=seed):
+                    first = run()
+                if mode == "plain":  # a race or a bad access would be the same again
+                    with sim.active(mode, seed=shuffled):
+                        second = run()
+                    _compare_bits(first, second)
+            except (SimulationError, Mismatch) as fault:
+                _note(outcome.faults, what, str(fault))
+            advance()
+    for text in dict.fromkeys(str(w.message) for w in caught):
+        if text.startswith(sim.WARNING):
+            outcome.warnings.append(text.removeprefix(sim.WARNING))
+    return outcome
+
+
+def _compare_bits(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, ...]) -> None:
+    for a, b in zip(first, second, strict=True):
+        same = (a == b) | (a.isnan() & b.isnan())
+        if not bool(same.all()):
+            where = tuple((~same).nonzero()[0].tolist())
+            raise SimulationError(
+                f"order-dependent: {int((~same).sum())} of {a.numel()} elements change when "
+                f"threads and blocks run in another order, the first at {where}: "
+                f"{a[where].item()!r} or {b[where].item()!r}"
+            )
+
+
+def _note(faults: list[str], what: str, text: str) -> None:
+    """Keep a fault once, under the first run that showed it."""
+    if all(text != known.split("\n", 1)[1] for known in faults):
+        faults.append(f"{what}\n{text}")
+
+
+def simulate_all(ops: list[Op], mode: sim.Mode, seed: int | None) -> list[Outcome]:
+    """Simulate each op, with a progress bar where somebody watches."""
+    runtime.build(ops, sim.TARGETS[mode])  # with a progress bar of its own
+    console = Console(stderr=True)
+    counts = [sum(1 for _ in runs(op)) for op in ops]
+    outcomes = []
+    with Progress(
+        TextColumn("opforge: simulating {task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as progress:
+        task = progress.add_task("", total=sum(counts))
+        for op in ops:
+            progress.update(task, description=op.name)
+            outcomes.append(simulate(op, mode, seed, lambda: progress.advance(task)))
+    return outcomes
+
+
+def in_asan(arguments: list[str]) -> int:
+    """Run ``opforge sim`` again in a process with AddressSanitizer; returns its exit code."""
+    cxx = toolchain.find_cxx()
+    name = "libasan.so" if cxx.family == "gcc" else "libclang_rt.asan-x86_64.so"
+    found = subprocess.run([cxx.path, f"-print-file-name={name}"], capture_output=True, text=True)
+    library = Path(found.stdout.strip())
+    if not library.is_absolute():
+        raise ToolchainError(f"{cxx.path} has no AddressSanitizer runtime ({name}); install it")
+    with tempfile.TemporaryDirectory() as logs:
+        options = {
+            "detect_leaks": 0,  # Python's own
+            "alloc_dealloc_mismatch": 0,
+            "halt_on_error": 0,
+            "log_path": f"{logs}/asan",
+        }
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": str(library.resolve()),
+            "ASAN_OPTIONS": ":".join(f"{k}={v}" for k, v in options.items()),
+        }
+        command = [sys.executable, "-m", "opforge", "sim", *arguments]
+        code = subprocess.run(command, env=environment).returncode
+        if code in (0, 1, 2) and not _died(Path(logs)):
+            return code
+        print(f"out-of-bounds: the simulated process was ended{_last_words(Path(logs))}")
+        return 1
+
+
+def _died(logs: Path) -> bool:
+    return any("DEADLYSIGNAL" in log.read_text(errors="replace") for log in logs.iterdir())
+
+
+def _last_words(logs: Path) -> str:
+    """What AddressSanitizer wrote about an access so far off that the process could not go on."""
+    for log in logs.iterdir():
+        for line in log.read_text(errors="replace").splitlines():
+            if line.startswith("SUMMARY: AddressSanitizer: "):
+                return f": {line.removeprefix('SUMMARY: AddressSanitizer: ')}"
+    return ""
