@@ -7,12 +7,7 @@
 #include <tuple>
 #include <utility>
 
-enum cudaError_t {
-  cudaSuccess = 0,
-  cudaErrorInvalidValue = 1,
-  cudaErrorInvalidConfiguration = 9,
-  cudaErrorLaunchOutOfResources = 701,
-};
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
 OPFORGE_SIM_API const char* cudaGetErrorName(cudaError_t code);
 OPFORGE_SIM_API const char* cudaGetErrorString(cudaError_t code);
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }  // launches report at once
