@@ -25,7 +25,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The device of a test's tensors. For "sim" that is the CPU, with the CUDA kernels simulated."""
+    """The device of a test's tensors; for "sim" the CPU, with the CUDA kernels simulated."""
     if request.param != "sim":
         yield request.param
         return

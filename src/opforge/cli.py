@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +20,7 @@ from opforge.errors import OpforgeError, RecordError
 from opforge.op import Op
 
 if TYPE_CHECKING:
+    from opforge.build.plan import Plan
     from opforge.sim import Mode
 
 app = typer.Typer(
@@ -193,10 +197,10 @@ def cache_list() -> None:
 def cache_explain(op: Annotated[str, typer.Argument(metavar="OP")]) -> None:
     """Which ingredient of an op's key differs from what is in the cache."""
     from opforge.build import cache
-    from opforge.build.plan import TARGETS, has_sources, plan
+    from opforge.build.plan import SIM_TARGETS, TARGETS, has_sources, plan
 
     record = _records([op])[0]
-    for target in (t for t in TARGETS if has_sources(record, t)):
+    for target in (t for t in (*TARGETS, *SIM_TARGETS) if has_sources(record, t)):
         try:
             wanted = plan(record, target)
         except OpforgeError as reason:
@@ -245,15 +249,17 @@ def cache_prune(
 ) -> None:
     """Remove libraries that no built-in op would load any more (and those of op folders)."""
     from opforge.build import cache
-    from opforge.build.plan import TARGETS, has_sources, plan
+    from opforge.build.plan import SIM_TARGETS, TARGETS, has_sources, plan, plan_simulator
 
     keep = set()
-    for op in [] if everything else _records(None):
-        for target in (t for t in TARGETS if has_sources(op, t)):
-            try:
-                keep.add(plan(op, target).entry)
-            except OpforgeError:
-                continue  # no compiler for it here: nothing of it would be loaded
+    if not everything:
+        targets = (*TARGETS, *SIM_TARGETS)
+        makers: list[Callable[[], Plan]] = [plan_simulator]
+        for op in _records(None):
+            makers += [functools.partial(plan, op, t) for t in targets if has_sources(op, t)]
+        for make in makers:
+            with contextlib.suppress(OpforgeError):  # no compiler: nothing of it would be loaded
+                keep.add(make().entry)
     count, freed = cache.prune(keep, None if days is None else days * 86400)
     out.print(f"removed {count} entries, {freed / 1e6:.1f} MB", highlight=False)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from opforge import discover
+from opforge import discover, sim
 from opforge.build import load
 from opforge.op import Op
 
@@ -35,12 +35,17 @@ def launch_config(
     no use for is ignored.
     """
     record = discover.record_of(op)
-    if not torch.cuda.is_available():
+    simulation = sim.current()
+    if simulation is not None:
+        limit = simulation.device.threads_per_block
+    elif torch.cuda.is_available():
+        properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        limit = properties.max_threads_per_block
+    else:
         raise RuntimeError(
-            "launch_config needs a CUDA GPU: it changes how CUDA kernels are launched"
+            "launch_config changes how CUDA kernels are launched: it needs a CUDA GPU, or the "
+            "simulator (with opforge.sim.active(): ...)"
         )
-    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    limit = properties.max_threads_per_block
     if block is not None and (block % 32 or not 32 <= block <= limit):
         raise ValueError(
             f"block={block} must be a multiple of 32 from 32 to {limit} on this device"
@@ -51,8 +56,13 @@ def launch_config(
         raise ValueError(f"rows={rows} must be at least 1")
     if vec is not None and vec != 1:
         raise ValueError(f"vec={vec} must be 1 (one element per access) or None (16-byte vectors)")
-    load.ensure(record, record.name, "cuda")
-    library = ctypes.CDLL(str(load.loaded_path(record, "cuda")))
+    if simulation is not None:
+        sim.runtime.ensure(record, simulation.target)
+        path = sim.runtime.loaded_path(record, simulation.target)
+    else:
+        load.ensure(record, record.name, "cuda")
+        path = load.loaded_path(record, "cuda")
+    library = ctypes.CDLL(str(path))
     library.opforge_set_tuning(block or 0, rows or 0, vec or 0)
     try:
         yield

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ Mode = Literal["plain", "race", "asan"]
 TARGETS = {"plain": "sim", "race": "sim-race", "asan": "sim-asan"}
 _FOUND = "opforge simulator found"  # how the runtime begins
 WARNING = "opforge simulator: "
+_one_at_a_time = threading.RLock()
+_active = threading.local()
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,12 @@ class Call:
         return sum(t.distinct_read + t.distinct_written for t in self.launches)
 
 
-class _Route(TorchDispatchMode):
+class Route(TorchDispatchMode):
     """Sends every opforge op on CPU tensors to its simulated kernel; all else goes its way."""
 
-    def __init__(self, target: str, traffic: bool) -> None:
+    def __init__(self, target: str, device: Device, **options: int) -> None:
         super().__init__()
-        self.target, self.traffic = target, traffic
+        self.target, self.device, self.options = target, device, options
         self.calls: list[Call] = []
 
     def __torch_dispatch__(
@@ -62,9 +65,17 @@ class _Route(TorchDispatchMode):
             a.device.type == "cpu" for a in args if isinstance(a, torch.Tensor)
         ):
             return func(*args, **(kwargs or {}))
-        result = kernel(*args)
-        if self.traffic:
-            self._note(func._schema.name.split("::")[1], args, as_tuple(result))
+        # The runtime's settings are the process's: other threads and contexts have their own.
+        with _one_at_a_time:
+            runtime.configure(self.device, **self.options)
+            try:
+                result = kernel(*args)
+            except RuntimeError as error:
+                if str(error).startswith(_FOUND):
+                    raise SimulationError(str(error)) from None
+                raise
+            if self.options["traffic"]:
+                self._note(func._schema.name.split("::")[1], args, as_tuple(result))
         return result
 
     def _note(self, function: str, args: tuple[Any, ...], results: tuple[Any, ...]) -> None:
@@ -116,24 +127,31 @@ def active(
         raise ValueError("traffic=True needs mode='race', whose kernels tell of every access")
     if seed is not None and seed < 0:
         raise ValueError(f"seed={seed} must not be negative")
-    runtime.configure_device(device)
-    runtime.configure(
+    route = Route(
+        TARGETS[mode],
+        device,
         seed=-1 if seed is None else seed,
         race=int(mode == "race" and not traffic),
         traffic=int(traffic),
         timeout=settings.sim_timeout(),
     )
+    _active.routes = (*_routes(), route)
     try:
-        route = _Route(TARGETS[mode], traffic)
         with route:
             yield route.calls
-    except RuntimeError as error:
-        if str(error).startswith(_FOUND) and not isinstance(error, SimulationError):
-            raise SimulationError(str(error)) from None
-        raise
     finally:
+        _active.routes = _routes()[:-1]
         for text in runtime.take_warnings():
             warnings.warn(WARNING + text, stacklevel=3)
+
+
+def current() -> Route | None:
+    """The innermost simulation that is active on this thread."""
+    return _routes()[-1] if _routes() else None
+
+
+def _routes() -> tuple[Route, ...]:
+    return getattr(_active, "routes", ())
 
 
 def run(op: str | Op | Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -7,7 +7,7 @@ import ctypes
 import functools
 import os
 import threading
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,14 @@ import torch
 
 from opforge.build import compile
 from opforge.build.plan import namespace, plan, plan_simulator
+from opforge.errors import BuildError
 from opforge.op import Op
 from opforge.register import BELOW
 
 _lock = threading.RLock()
 # (namespace, op, target) -> its definitions, which live as long as the process, and its library
 _loaded: dict[tuple[str, str, str], tuple[torch.library.Library, Path]] = {}
+_failed: dict[str, BuildError] = {}  # by the plan's key
 
 
 @dataclass(frozen=True)
@@ -78,16 +80,13 @@ def library() -> ctypes.CDLL:
     return found
 
 
-def configure(**values: int) -> None:
-    """Set the runtime's settings by name."""
+def configure(device: Device, **options: int) -> None:
+    """Pretend to be ``device`` from now on, and run as the options say."""
+    values = {**asdict(device), **options}
+    del values["name"]
     for name, value in values.items():
         if not library().opforge_sim_set(name.encode(), value):
             raise ValueError(f"the simulator has no setting {name!r}")
-
-
-def configure_device(device: Device) -> None:
-    """Pretend to be this GPU."""
-    configure(**{f.name: getattr(device, f.name) for f in fields(device) if f.name != "name"})
 
 
 def take_warnings() -> list[str]:
@@ -124,7 +123,14 @@ def ensure(op: Op, target: str) -> str:
         if known in _loaded:
             return where
         library()
-        (built,) = compile.build([plan(op, target)])
+        planned = plan(op, target)
+        if planned.key in _failed:  # the same source would fail in the same way
+            raise _failed[planned.key]
+        try:
+            (built,) = compile.build([planned])
+        except BuildError as error:
+            _failed[planned.key] = error
+            raise
         definitions = torch.library.Library(where, "FRAGMENT")
         for schema in op.kernels:
             definitions.define(schema.text)

@@ -17,9 +17,9 @@ _SLACK, _SLACK_BYTES = 1.05, 4096
 
 
 LEGEND = (
-    "read, written: bytes of distinct 32-byte sectors. asked: by all threads together. sectors: per "
-    "request of a warp. banks: passes per shared-memory request. In brackets the ideal. This is a "
-    "model of traffic, not of time."
+    "read, written: bytes of distinct 32-byte sectors. asked: by all threads together. sectors: "
+    "per request of a warp. banks: passes per shared-memory request. In brackets the ideal. "
+    "This is a model of traffic, not of time."
 )
 
 

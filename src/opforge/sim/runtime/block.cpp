@@ -19,12 +19,6 @@ __thread bool in_kernel = false;
 
 namespace {
 
-void suspend() {
-  Worker& w = *worker;
-  Fiber& f = *w.running;
-  switch_to(f.context, w.scheduler, w.own_stack);
-}
-
 bool same_place(const Where& a, const Where& b) {
   return a.line() == b.line() && std::strcmp(a.file_name(), b.file_name()) == 0;
 }
@@ -104,123 +98,6 @@ void release_barrier(Worker& w) {
   }
   shadow::barrier(w);
   traffic::barrier();
-}
-
-// The lane a shuffle reads, or -1 for the lane's own value.
-int source_lane(const Fiber& f) {
-  const Offer& o = f.offer;
-  const int lane = f.lane(), base = lane & ~(o.width - 1);
-  switch (o.operation) {
-    case Lanes::up:
-      return lane - o.argument >= base ? lane - o.argument : -1;
-    case Lanes::down:
-      return lane + o.argument < base + o.width ? lane + o.argument : -1;
-    default:
-      if (o.argument < 0 || o.argument >= o.width) {
-        const char* what = o.operation == Lanes::shuffle ? " from lane " : " with lane mask ";
-        report("shuffle",
-               name_of(f) + " shuffles" + what + std::to_string(o.argument) +
-                   ", out of range for a width of " + std::to_string(o.width),
-               f.site.pc);
-        return -1;
-      }
-      return o.operation == Lanes::shuffle ? base + o.argument : lane ^ o.argument;
-  }
-}
-
-uint64_t shuffled(const Fiber& f, const Fiber* lanes, uint32_t present) {
-  const int from = source_lane(f);
-  if (from < 0 || from == f.lane()) return f.offer.value;
-  if ((present >> from & 1) == 0) {
-    const bool named = f.offer.mask >> from & 1;
-    report("shuffle",
-           name_of(f) + " reads lane " + std::to_string(from) + ", which " +
-               (named ? "has exited" : "is not in the mask"),
-           f.site.pc);
-    return f.offer.value;
-  }
-  return lanes[from].offer.value;
-}
-
-uint32_t combine(Reduce how, uint32_t a, uint32_t b) {
-  switch (how) {
-    case Reduce::add:
-      return a + b;
-    case Reduce::min:
-      return a < b ? a : b;
-    case Reduce::max:
-      return a > b ? a : b;
-    case Reduce::min_signed:
-      return int32_t(a) < int32_t(b) ? a : b;
-    case Reduce::max_signed:
-      return int32_t(a) > int32_t(b) ? a : b;
-    case Reduce::bit_and:
-      return a & b;
-    case Reduce::bit_or:
-      return a | b;
-    default:
-      return a ^ b;
-  }
-}
-
-uint64_t outcome(const Fiber& f, const Fiber* lanes, uint32_t present) {
-  uint32_t yes = 0;
-  for (int i = 0; i < kWarp; ++i) {
-    if (present >> i & 1) yes |= uint32_t(lanes[i].offer.value != 0) << i;
-  }
-  switch (f.offer.operation) {
-    case Lanes::sync:
-      return 0;
-    case Lanes::ballot:
-      return yes;
-    case Lanes::all:
-      return yes == present;
-    case Lanes::any:
-      return yes != 0;
-    case Lanes::match: {
-      uint32_t equal = 0;
-      for (int i = 0; i < kWarp; ++i) {
-        if ((present >> i & 1) && lanes[i].offer.value == f.offer.value) equal |= 1u << i;
-      }
-      return equal;
-    }
-    case Lanes::reduce: {
-      bool first = true;
-      uint32_t result = 0;
-      for (int i = 0; i < kWarp; ++i) {
-        if ((present >> i & 1) == 0) continue;
-        const auto value = uint32_t(lanes[i].offer.value);
-        result = first ? value : combine(Reduce(f.offer.argument), result, value);
-        first = false;
-      }
-      return result;
-    }
-    default:
-      return shuffled(f, lanes, present);
-  }
-}
-
-// Completes the operation that lane `at` waits in, if all lanes it names have come.
-void try_complete(Worker& w, int warp, int at) {
-  WarpState& state = w.warps[warp];
-  Fiber* lanes = &w.fibers[warp * kWarp];
-  const Offer& wanted = lanes[at].offer;
-  const uint32_t present = wanted.mask & state.alive;
-  if ((state.waiting & present) != present) return;
-  for (int i = 0; i < kWarp; ++i) {
-    if ((present >> i & 1) &&
-        (lanes[i].offer.operation != wanted.operation || lanes[i].offer.mask != wanted.mask)) {
-      return;  // never completes: reported when nothing else can run
-    }
-  }
-  for (int i = 0; i < kWarp; ++i) {
-    if (present >> i & 1) lanes[i].result = outcome(lanes[i], lanes, present);
-  }
-  if (wanted.operation == Lanes::sync) shadow::warp_sync(w, warp, present);
-  state.waiting &= ~present;
-  for (int i = 0; i < kWarp; ++i) {
-    if (present >> i & 1) lanes[i].state = State::ready;
-  }
 }
 
 // Lanes at one __activemask in the source run together, once nothing else can.
@@ -347,6 +224,12 @@ void execute(Worker& w, int64_t number) {
   traffic::end_block(w);
 }
 
+void suspend() {
+  Worker& w = *worker;
+  Fiber& f = *w.running;
+  switch_to(f.context, w.scheduler, w.own_stack);
+}
+
 void abandon() {
   worker->abandoned = true;
   suspend();
@@ -365,88 +248,12 @@ int block_barrier(Vote kind, int predicate, const Where& where) {
   return int(f.result);
 }
 
-uint64_t warp(const Offer& offer, const Where& where) {
-  Worker& w = *worker;
-  Fiber& f = *w.running;
-  f.site = {where, __builtin_return_address(0)};
-  f.offer = offer;
-  if ((offer.mask >> f.lane() & 1) == 0) {
-    report("shuffle", name_of(f) + " is not in the mask it passes", f.site.pc);
-    f.offer.mask |= 1u << f.lane();
-  }
-  if (offer.width < 1 || offer.width > kWarp || (offer.width & (offer.width - 1)) != 0) {
-    report("shuffle", "a width of " + std::to_string(offer.width) + " is no power of two up to 32",
-           f.site.pc);
-    f.offer.width = kWarp;
-  }
-  f.state = State::in_warp;
-  w.warps[f.warp()].waiting |= 1u << f.lane();
-  try_complete(w, f.warp(), f.lane());
-  if (f.state != State::ready) suspend();
-  return f.result;
-}
-
 uint32_t active_mask(const Where& where) {
   Fiber& f = *worker->running;
   f.site = {where, __builtin_return_address(0)};
   f.state = State::at_active_mask;
   suspend();
   return uint32_t(f.result);
-}
-
-void* shared_memory(const void* key, size_t bytes, size_t alignment) {
-  Worker& w = *worker;
-  SharedPart* part = nullptr;
-  size_t taken = bytes;
-  for (SharedPart& p : w.shared) {
-    if (p.key == key) part = &p;
-    if (p.key != key && p.taken) taken += p.bytes;
-  }
-  if (part == nullptr) {
-    void* memory = nullptr;
-    // Of this very size, so that AddressSanitizer sees its end.
-    if (posix_memalign(&memory, std::max(alignment, size_t(128)), bytes) != 0) std::abort();
-    part = &w.shared.emplace_back(SharedPart{key, bytes, static_cast<char*>(memory), false});
-  }
-  if (!part->taken) {
-    if (taken > size_t(settings.shared_per_block)) {
-      report("shared-memory",
-             "the kernel asks for " + std::to_string(taken) + " bytes of shared memory, " +
-                 std::to_string(settings.shared_per_block) + " is the limit",
-             __builtin_return_address(0));
-    }
-    part->taken = true;
-    std::memset(part->memory, 0xff, bytes);  // NaN: a block finds nothing there
-    shadow::fresh_shared(part->memory, bytes);
-  }
-  return part->memory;
-}
-
-void await_previous() { worker->running->awaited = true; }
-void release_next() {}
-
-void assertion_failed(const char* expression, const Where& where) {
-  if (!in_kernel) {
-    std::fprintf(stderr, "%s:%u: assertion failed: %s\n", where.file_name(), unsigned(where.line()),
-                 expression);
-    std::abort();
-  }
-  report("assert", name_of(*worker->running) + " fails: " + expression,
-         __builtin_return_address(0));
-  abandon();
-}
-
-void trap(const Where&) {
-  report("trap", name_of(*worker->running) + " calls __trap()", __builtin_return_address(0));
-  abandon();
-}
-
-void index_overflow(int64_t exact, const char* type) {
-  if (!in_kernel) return;
-  report("index-overflow",
-         name_of(*worker->running) + " makes the index " + std::to_string(exact) +
-             ", which does not fit " + (type[0] == 'i' ? "an " : "an ") + type,
-         __builtin_return_address(0));
 }
 
 std::string name_of(const Fiber& f) {

@@ -97,6 +97,10 @@ extern __thread bool in_kernel;  // device code runs on this host thread
 
 // Executes one block on this worker.
 void execute(Worker& w, int64_t number);
+// Lets the other threads of the block run until this one is ready again.
+void suspend();
+// Completes what lane `at` of a warp waits in, if all lanes it names have come.
+void try_complete(Worker& w, int warp, int at);
 // Ends the current thread's block for good. Does not return.
 [[noreturn]] void abandon();
 double now();

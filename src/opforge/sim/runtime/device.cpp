@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// What device code asks for and does on its own: shared memory, assertions, checked indices.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "report.h"
+#include "shadow.h"
+#include "state.h"
+
+namespace opforge::sim {
+
+void* shared_memory(const void* key, size_t bytes, size_t alignment) {
+  Worker& w = *worker;
+  SharedPart* part = nullptr;
+  size_t taken = bytes;
+  for (SharedPart& p : w.shared) {
+    if (p.key == key) part = &p;
+    if (p.key != key && p.taken) taken += p.bytes;
+  }
+  if (part == nullptr) {
+    void* memory = nullptr;
+    // Of this very size, so that AddressSanitizer sees its end.
+    if (posix_memalign(&memory, std::max(alignment, size_t(128)), bytes) != 0) std::abort();
+    part = &w.shared.emplace_back(SharedPart{key, bytes, static_cast<char*>(memory), false});
+  }
+  if (!part->taken) {
+    if (taken > size_t(settings.shared_per_block)) {
+      report("shared-memory",
+             "the kernel asks for " + std::to_string(taken) + " bytes of shared memory, " +
+                 std::to_string(settings.shared_per_block) + " is the limit",
+             __builtin_return_address(0));
+    }
+    part->taken = true;
+    std::memset(part->memory, 0xff, bytes);  // NaN: a block finds nothing there
+    shadow::fresh_shared(part->memory, bytes);
+  }
+  return part->memory;
+}
+
+void await_previous() { worker->running->awaited = true; }
+void release_next() {}
+
+void assertion_failed(const char* expression, const Where& where) {
+  if (!in_kernel) {
+    std::fprintf(stderr, "%s:%u: assertion failed: %s\n", where.file_name(), unsigned(where.line()),
+                 expression);
+    std::abort();
+  }
+  report("assert", name_of(*worker->running) + " fails: " + expression,
+         __builtin_return_address(0));
+  abandon();
+}
+
+void trap(const Where&) {
+  report("trap", name_of(*worker->running) + " calls __trap()", __builtin_return_address(0));
+  abandon();
+}
+
+void index_overflow(int64_t exact, const char* type) {
+  if (!in_kernel) return;
+  report("index-overflow",
+         name_of(*worker->running) + " makes the index " + std::to_string(exact) +
+             ", which does not fit " + (type[0] == 'i' ? "an " : "an ") + type,
+         __builtin_return_address(0));
+}
+
+}  // namespace opforge::sim
