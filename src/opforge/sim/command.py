@@ -25,6 +25,8 @@ from opforge.errors import SimulationError, ToolchainError
 from opforge.op import Make, Op
 from opforge.sim import runtime
 
+_ASAN_DIED = 99  # the exit code of a process that AddressSanitizer ends
+
 
 @dataclass
 class Outcome:
@@ -132,32 +134,35 @@ def in_asan(arguments: list[str]) -> int:
     """Run ``opforge sim`` again in a process with AddressSanitizer; returns its exit code."""
     cxx = toolchain.find_cxx()
     name = "libasan.so" if cxx.family == "gcc" else "libclang_rt.asan-x86_64.so"
-    found = subprocess.run([cxx.path, f"-print-file-name={name}"], capture_output=True, text=True)
-    library = Path(found.stdout.strip())
-    if not library.is_absolute():
-        raise ToolchainError(f"{cxx.path} has no AddressSanitizer runtime ({name}); install it")
+    # The C++ library goes with it: AddressSanitizer looks for its `throw` when it starts.
+    libraries = [_library_of(cxx, name), _library_of(cxx, "libstdc++.so.6")]
     with tempfile.TemporaryDirectory() as logs:
         options = {
             "detect_leaks": 0,  # Python's own
             "alloc_dealloc_mismatch": 0,
             "halt_on_error": 0,
+            "exitcode": _ASAN_DIED,
             "log_path": f"{logs}/asan",
         }
         environment = {
             **os.environ,
-            "LD_PRELOAD": str(library.resolve()),
+            "LD_PRELOAD": ":".join(libraries),
             "ASAN_OPTIONS": ":".join(f"{k}={v}" for k, v in options.items()),
         }
         command = [sys.executable, "-m", "opforge", "sim", *arguments]
         code = subprocess.run(command, env=environment).returncode
-        if code in (0, 1, 2) and not _died(Path(logs)):
+        if code in (0, 1, 2):
             return code
         print(f"out-of-bounds: the simulated process was ended{_last_words(Path(logs))}")
         return 1
 
 
-def _died(logs: Path) -> bool:
-    return any("DEADLYSIGNAL" in log.read_text(errors="replace") for log in logs.iterdir())
+def _library_of(cxx: toolchain.Compiler, name: str) -> str:
+    found = subprocess.run([cxx.path, f"-print-file-name={name}"], capture_output=True, text=True)
+    path = Path(found.stdout.strip())
+    if not path.is_absolute():
+        raise ToolchainError(f"{cxx.path} has no {name}, which --asan needs; install it")
+    return str(path.resolve())
 
 
 def _last_words(logs: Path) -> str:

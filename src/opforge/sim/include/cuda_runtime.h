@@ -8,6 +8,7 @@
 #include <opforge_sim/host_api.h>
 #include <opforge_sim/math.h>
 #include <opforge_sim/runtime.h>
+#include <opforge_sim/vector_types.h>
 #include <opforge_sim/warp.h>
 
 #include <cstdio>

@@ -17,6 +17,7 @@ namespace {
 inline void touch(const void* pointer, size_t bytes, bool write, const void* pc) {
   if (!in_kernel) return;  // host code
   const auto address = reinterpret_cast<uintptr_t>(pointer);
+  check_time(pc);
   const Worker& w = *worker;
   const auto inside = [address](const Stack& s) {
     return address >= reinterpret_cast<uintptr_t>(s.low) &&
@@ -33,28 +34,19 @@ inline void touch(const void* pointer, size_t bytes, bool write, const void* pc)
   }
 }
 
-// What the undefined behaviour sanitizer tells about a place in the source.
-struct SourceLocation {
+// What the undefined behaviour sanitizer tells about an access.
+struct TypeMismatch {
   const char* file;
   uint32_t line, column;
-};
-struct TypeMismatch {
-  SourceLocation location;
   const void* type;
   unsigned char log_alignment;
   unsigned char kind;
 };
 
-std::string place(const SourceLocation& l) {
-  const char* slash = std::strrchr(l.file, '/');
-  return std::string(slash == nullptr ? l.file : slash + 1) + ":" + std::to_string(l.line);
-}
-
-void overflowed(const void* data, const void* pc) {
+void overflowed(const void* pc) {
   if (!in_kernel) return;
-  const auto& location = *static_cast<const SourceLocation*>(data);
-  report("index-overflow",
-         name_of(*worker->running) + " overflows a signed integer at " + place(location), pc);
+  report("index-overflow", name_of(*worker->running) + " overflows a signed integer", pc);
+  abandon();  // what it would access now is anybody's guess
 }
 
 }  // namespace
@@ -139,21 +131,21 @@ EXPORT void __ubsan_handle_type_mismatch_v1(void* data, uintptr_t pointer) {
   report("misaligned",
          name_of(*worker->running) + " accesses memory that must lie at a multiple of " +
              std::to_string(alignment) + " bytes, but lies " + std::to_string(pointer % alignment) +
-             " past one, at " + place(d.location),
+             " past one",
          __builtin_return_address(0));
 }
-EXPORT void __ubsan_handle_add_overflow(void* d, void*, void*) {
-  overflowed(d, __builtin_return_address(0));
+EXPORT void __ubsan_handle_add_overflow(void*, void*, void*) {
+  overflowed(__builtin_return_address(0));
 }
-EXPORT void __ubsan_handle_sub_overflow(void* d, void*, void*) {
-  overflowed(d, __builtin_return_address(0));
+EXPORT void __ubsan_handle_sub_overflow(void*, void*, void*) {
+  overflowed(__builtin_return_address(0));
 }
-EXPORT void __ubsan_handle_mul_overflow(void* d, void*, void*) {
-  overflowed(d, __builtin_return_address(0));
+EXPORT void __ubsan_handle_mul_overflow(void*, void*, void*) {
+  overflowed(__builtin_return_address(0));
 }
-EXPORT void __ubsan_handle_negate_overflow(void* d, void*) {
-  overflowed(d, __builtin_return_address(0));
+EXPORT void __ubsan_handle_negate_overflow(void*, void*) {
+  overflowed(__builtin_return_address(0));
 }
-EXPORT void __ubsan_handle_divrem_overflow(void* d, void*, void*) {
-  overflowed(d, __builtin_return_address(0));
+EXPORT void __ubsan_handle_divrem_overflow(void*, void*, void*) {
+  overflowed(__builtin_return_address(0));
 }

@@ -85,8 +85,8 @@ void release_barrier(Worker& w) {
   if (w.alive < w.launch->threads && !w.exited_early) {
     w.exited_early = true;
     warn("early-exit",
-         std::to_string(w.launch->threads - w.alive) +
-             " threads of a block exited before the others wait at a barrier",
+         std::to_string(w.launch->threads - w.alive) + " threads of block " + name_of_block(w) +
+             " exited before the others wait at a barrier",
          first->site.pc);
   }
   const int result = first->vote == Vote::none ? 0 : vote(w, first->vote);
@@ -197,7 +197,15 @@ void execute(Worker& w, int64_t number) {
       if (f.state == State::done) w.free_stacks.push_back(f.stack);
       if (w.abandoned) break;
     }
-    if (w.late != nullptr) {
+    if (w.crashed.pc != nullptr) {
+      const bool overflow = w.running->stack.holds_guard(w.crashed.address);
+      report(overflow ? "stack-overflow" : "bad-address",
+             name_of(*w.running) + (overflow ? " uses more stack than the simulator has for it"
+                                             : " accesses memory that is not there"),
+             w.crashed.pc);
+      w.crashed = {};
+      w.abandoned = true;
+    } else if (w.late != nullptr) {
       report("timeout",
              name_of(*w.running) + " is still running after " + std::to_string(settings.timeout) +
                  " s (OPFORGE_SIM_TIMEOUT); blocks run one after the other here, so waiting for "

@@ -57,12 +57,19 @@ void trap(const Where&) {
   abandon();
 }
 
+void check_time(const void* pc) {
+  if (worker->late == nullptr) return;
+  worker->late = pc;
+  abandon();
+}
+
 void index_overflow(int64_t exact, const char* type) {
   if (!in_kernel) return;
   report("index-overflow",
          name_of(*worker->running) + " makes the index " + std::to_string(exact) +
-             ", which does not fit " + (type[0] == 'i' ? "an " : "an ") + type,
+             ", which does not fit an " + type,
          __builtin_return_address(0));
+  abandon();  // what it would access now is anybody's guess
 }
 
 }  // namespace opforge::sim

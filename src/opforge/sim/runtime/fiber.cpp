@@ -54,7 +54,6 @@ namespace opforge::sim {
 
 namespace {
 
-constexpr size_t kPage = 4096;
 // Kernels use little stack, but unoptimised and sanitised builds of them use much more. Pages are
 // only paid for when touched.
 constexpr size_t kStack = 256 << 10;
@@ -78,7 +77,7 @@ Stacks::Stacks(size_t count) : count_(count) {
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   base_ = static_cast<char*>(mapped);
-  for (size_t i = 0; i < kMost; ++i) mprotect(base_ + i * kStack, kPage, PROT_NONE);
+  for (size_t i = 0; i < kMost; ++i) mprotect(base_ + i * kStack, Stack::kGuard, PROT_NONE);
 }
 
 Stacks::~Stacks() {
@@ -88,7 +87,7 @@ Stacks::~Stacks() {
 
 Stack Stacks::operator[](size_t i) const {
   char* start = base_ + i * kStack;
-  return {start + kPage, start + kStack};
+  return {start + Stack::kGuard, start + kStack};
 }
 
 void prepare(Context& context, const Stack& stack, void (*entry)()) {

@@ -7,8 +7,11 @@
 namespace opforge::sim {
 
 struct Stack {
-  char* low = nullptr;  // above the guard page
+  static constexpr size_t kGuard = 4096;  // a page below that faults
+  char* low = nullptr;
   char* high = nullptr;
+
+  bool holds_guard(const void* address) const { return address >= low - kGuard && address < low; }
 };
 
 // `count` stacks, each above a page that faults; taken from and given back to a pool, because

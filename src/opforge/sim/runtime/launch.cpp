@@ -35,6 +35,8 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   return cudaSuccess;
 }
 
+extern "C" __attribute__((weak)) void __sanitizer_start_switch_fiber(void**, const void*, size_t);
+
 namespace opforge::sim {
 
 Settings settings;
@@ -80,31 +82,78 @@ Code code_around(const void* function) {
 
 __thread Code device_code;
 
+// Leaves the thread that a signal interrupted for good, if it was in device code.
+bool leave(Worker& w, uintptr_t pc) {
+  if (w.running == nullptr || pc < device_code.low || pc >= device_code.high) return false;
+  w.abandoned = true;
+  switch_to(w.running->context, w.scheduler, w.own_stack);
+  return true;
+}
+
+uintptr_t interrupted_at(const void* context) {
+  return uintptr_t(static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
+}
+
 // Comes a few times a second while a launch runs.
 void on_tick(int, siginfo_t*, void* context) {
   Worker* w = worker;
   if (w == nullptr || now() - w->started < double(settings.timeout)) return;
-  Fiber* f = w->running;
-  const auto* interrupted = static_cast<ucontext_t*>(context);
-  const auto pc = uintptr_t(interrupted->uc_mcontext.gregs[REG_RIP]);
+  const uintptr_t pc = interrupted_at(context);
   w->late = reinterpret_cast<const void*>(pc);
-  if (f == nullptr || pc < device_code.low || pc >= device_code.high) return;
-  w->abandoned = true;
-  switch_to(f->context, w->scheduler, w->own_stack);  // the thread is never continued
+  leave(*w, pc);  // elsewhere, check_time() or the scheduler will see to it
 }
 
-// A timer of this host thread, running while it lives.
+constexpr int kTick = SIGURG;  // ignored by default, so a late one does no harm
+constexpr int kFaults[] = {SIGSEGV, SIGBUS};
+struct sigaction before[std::size(kFaults)];  // whose faults they are outside device code
+
+void on_fault(int signal, siginfo_t* info, void* context) {
+  const uintptr_t pc = interrupted_at(context);
+  if (Worker* w = worker) {
+    w->crashed = {reinterpret_cast<const void*>(pc + 1), info->si_addr};
+    leave(*w, pc);
+  }
+  sigaction(signal, &before[signal == SIGSEGV ? 0 : 1], nullptr);  // faults again, for its owner
+}
+
+struct sigaction handler(void (*function)(int, siginfo_t*, void*)) {
+  struct sigaction action{};
+  action.sa_sigaction = function;
+  // ONSTACK: a thread may have run out of its own. NODEFER: handlers are left by switching away.
+  action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART | SA_ONSTACK;
+  return action;
+}
+
+// Handles bad addresses of device code while it lives. AddressSanitizer has its own way with them.
+class FaultHandlers {
+ public:
+  FaultHandlers() {
+    if (__sanitizer_start_switch_fiber != nullptr) return;
+    const auto action = handler(on_fault);
+    for (size_t i = 0; i < std::size(kFaults); ++i) sigaction(kFaults[i], &action, &before[i]);
+    installed_ = true;
+  }
+  ~FaultHandlers() {
+    if (!installed_) return;
+    for (size_t i = 0; i < std::size(kFaults); ++i) sigaction(kFaults[i], &before[i], nullptr);
+  }
+  FaultHandlers(const FaultHandlers&) = delete;
+
+ private:
+  bool installed_ = false;
+};
+
+// A timer and a stack for signal handlers, for this host thread while it lives.
 class Watchdog {
  public:
-  Watchdog() {
-    struct sigaction action{};
-    action.sa_sigaction = on_tick;
-    // NODEFER: the handler is left by switching to another stack.
-    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_RESTART;
-    sigaction(kSignal, &action, &previous_);
+  Watchdog() : stack_(64 << 10) {
+    const stack_t alternate{stack_.data(), 0, stack_.size()};
+    sigaltstack(&alternate, &previous_);
+    const auto action = handler(on_tick);
+    sigaction(kTick, &action, nullptr);
     sigevent event{};
     event.sigev_notify = SIGEV_THREAD_ID;
-    event.sigev_signo = kSignal;
+    event.sigev_signo = kTick;
     event._sigev_un._tid = pid_t(syscall(SYS_gettid));
     running_ = timer_create(CLOCK_MONOTONIC, &event, &timer_) == 0;
     const itimerspec tick{{0, 200'000'000}, {0, 200'000'000}};
@@ -112,14 +161,15 @@ class Watchdog {
   }
   ~Watchdog() {
     if (running_) timer_delete(timer_);
+    sigaltstack(&previous_, nullptr);
   }
   Watchdog(const Watchdog&) = delete;
 
  private:
-  static constexpr int kSignal = SIGURG;  // ignored by default, so a late one does no harm
+  std::vector<char> stack_;
+  stack_t previous_{};
   timer_t timer_{};
   bool running_ = false;
-  struct sigaction previous_{};
 };
 
 Stack this_threads_stack() {
@@ -215,6 +265,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const Kernel& kernel) {
   }
   shadow::begin_launch(l);
   traffic::begin_launch(l);
+  const FaultHandlers handlers;
   std::vector<std::thread> helpers;
   for (int i = host_threads(l); i > 1; --i) helpers.emplace_back([&l] { work(l); });
   work(l);

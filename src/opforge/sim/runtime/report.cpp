@@ -20,7 +20,8 @@ constexpr size_t kMost = 8;  // faults told in full; one cause often shows in ma
 
 struct Reports {
   std::mutex lock;
-  std::set<std::tuple<std::string, const void*, const void*>> seen;
+  std::set<std::tuple<std::string, const void*, const void*>> seen;  // by address: quick
+  std::set<std::tuple<std::string, std::string, std::string>> told;  // by place: inlined twice
   std::vector<std::string> faults, warnings;
   size_t untold = 0;
 };
@@ -84,6 +85,7 @@ const void* before(const void* pc) {
 }  // namespace
 
 std::string describe(const void* pc) {
+  if (pc == nullptr) return "";
   std::string text;
   for (const auto& [function, place] : frames(before(pc))) {
     const std::string shown = base_name(place);
@@ -110,14 +112,12 @@ static void add(const char* kind, const std::string& text, const void* pc, const
     ++reports.untold;
     return;
   }
-  std::string full = std::string(kind) + ": " + text + "\n    at " + describe(pc);
-  if (second != nullptr) {
-    full += std::string("\n    ") + second_label + " " + describe(second);
-  }
-  if (worker != nullptr) {
-    const std::string name = kernel_name(worker->launch->kernel.function);
-    full += "\n    kernel " + name;
-  }
+  const std::string place = describe(pc), other = describe(second);
+  if (!reports.told.emplace(kind, place, other).second) return;
+  std::string full = std::string(kind) + ": " + text;
+  if (pc != nullptr) full += "\n    at " + place;
+  if (second != nullptr) full += std::string("\n    ") + second_label + " " + other;
+  if (worker != nullptr) full += "\n    kernel " + kernel_name(worker->launch->kernel.function);
   (fault ? reports.faults : reports.warnings).push_back(full);
 }
 
@@ -143,6 +143,7 @@ void throw_reports() {
     if (reports.untold > 0) text += "\n  … and " + std::to_string(reports.untold) + " more";
     reports.faults.clear();
     reports.seen.clear();
+    reports.told.clear();
     reports.untold = 0;
   }
   throw std::runtime_error(text);
@@ -160,5 +161,7 @@ extern "C" __attribute__((visibility("default"))) size_t opforge_sim_take_warnin
   if (all.size() > size) return all.size();  // ask again with more room
   std::memcpy(buffer, all.data(), all.size());
   reports.warnings.clear();
+  reports.seen.clear();
+  reports.told.clear();
   return all.size();
 }

@@ -361,6 +361,7 @@ void atomic_access(const void* address, size_t bytes) {
                " bytes at an address that is no multiple of that",
            __builtin_return_address(0));
   }
+  check_time(__builtin_return_address(0));
   if (!settings.race) return;
   using namespace shadow;
   Worker& w = *worker;
@@ -369,7 +370,8 @@ void atomic_access(const void* address, size_t bytes) {
   ThreadOrder& t = orders[size_t(w.running->number)];
   t.used = true;
   Signal& signal = signals[at];
-  if (!signal.releases.empty()) t.seen.emplace_back(&signal, signal.releases.size());
+  if (t.seen.empty() || t.seen.back().first != &signal) t.seen.emplace_back(&signal, 0);
+  t.seen.back().second = signal.releases.size();
   Release release = t.fenced;
   release.block = w.block;
   const bool told =

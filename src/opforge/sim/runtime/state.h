@@ -90,6 +90,9 @@ struct Worker {
   double started = 0;  // the block, by a monotonic clock
   Fiber* running = nullptr;
   const void* late = nullptr;  // where a thread was when the block's time was up
+  struct {
+    const void *pc, *address;
+  } crashed{};  // where a thread was when it accessed memory that is not there
 };
 
 extern __thread Worker* worker;
@@ -103,6 +106,8 @@ void suspend();
 void try_complete(Worker& w, int warp, int at);
 // Ends the current thread's block for good. Does not return.
 [[noreturn]] void abandon();
+// Ends it if its time is up; `pc` is where the current thread is.
+void check_time(const void* pc);
 double now();
 
 // "thread (3,0,0) of block (1,0,0)"

