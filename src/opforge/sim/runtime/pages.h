@@ -100,4 +100,6 @@ class Pages {
   size_t bytes_ = 0;
 };
 
+extern Pages pages;
+
 }  // namespace opforge::sim::shadow

@@ -12,6 +12,7 @@
 #include <tuple>
 #include <unordered_map>
 
+#include "memory.h"
 #include "report.h"
 
 namespace opforge::sim::traffic {
@@ -154,11 +155,7 @@ void barrier() { totals.barriers += settings.traffic != 0; }
 void access(uintptr_t address, size_t bytes, bool write, const void* pc) {
   const Worker& w = *worker;
   const Fiber& f = *w.running;
-  bool shared = false;
-  for (const SharedPart& p : w.shared) {
-    const auto low = reinterpret_cast<uintptr_t>(p.memory);
-    shared = shared || (p.taken && address >= low && address < low + p.bytes);
-  }
+  const bool shared = shadow::shared_part(w, address) != nullptr;
   if (!shared) {
     for (uintptr_t s = address / kSector; s * kSector < address + bytes; ++s) {
       auto& sectors = touched[s * kSector / kPage].sectors[write];

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which memory is whose: the shared memory of the block that runs, and what the op has allocated.
+#pragma once
+
+#include <string>
+
+#include "state.h"
+
+namespace opforge::sim::shadow {
+
+struct Range {
+  uintptr_t low, high;
+  bool fresh;  // nothing but kernels may have written to it
+};
+
+// The allocation of the running op that holds an address, if any.
+const Range* allocation(uintptr_t address);
+// The part of the running block's shared memory that holds it, if any.
+const SharedPart* shared_part(const Worker& w, uintptr_t address);
+// "shared memory (byte 4 of 128)"
+std::string memory_at(const Worker& w, uintptr_t address);
+
+}  // namespace opforge::sim::shadow
