@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from op_cases import SIM
 
 import opforge
 
@@ -87,9 +88,10 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("device", ["cpu", SIM], indirect=True)
 @pytest.mark.parametrize("what", WRONG)
 @pytest.mark.parametrize("grad", [False, True], ids=["no grad", "grad"])
-def test_wrong_arguments(what, grad):
+def test_wrong_arguments(what, grad, device):
     call, kind, text = WRONG[what]
     x.requires_grad_(grad)
     try:
