@@ -172,9 +172,13 @@ def sim(
     for outcome in outcomes:
         for text in outcome.faults + [f"warning: {w}" for w in outcome.warnings]:
             out.print(text, highlight=False, markup=False, soft_wrap=True)
-        found = f"{len(outcome.faults)} faults" if outcome.faults else "no fault found"
+        count = len(outcome.faults)
+        found = f"{count} fault{'s' if count > 1 else ''}" if count else "no fault found"
         out.print(f"{outcome.op}: {outcome.runs} runs, {found}", highlight=False)
-    raise typer.Exit(1 if any(o.faults for o in outcomes) else 0)
+    faulty = any(o.faults for o in outcomes)
+    if faulty and mode == "plain":
+        out.print("look for the cause with --race and with --asan", highlight=False)
+    raise typer.Exit(1 if faulty else 0)
 
 
 @cache_app.command("ls")
