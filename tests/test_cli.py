@@ -51,6 +51,8 @@ def test_doctor_reports_toolchains_cache_and_every_op(cache_dir: Path) -> None:
     assert found["relu (cpu)"]["found"] == "not built yet"
     assert found["relu (cpu)"]["remedy"] == "opforge build relu --cpu"
     assert "C++ compiler" in run("doctor")
+    (simulator,) = (f for f in findings if f["what"] == "simulator")
+    assert simulator["state"] == "ok"
 
 
 def test_doctor_has_a_remedy_for_a_missing_compiler(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from packaging.version import Version
 import opforge
 from opforge import discover, settings
 from opforge.build import arch, cache, load, toolchain
-from opforge.build.plan import ABI, TARGETS, has_sources
+from opforge.build.plan import ABI, TARGETS, has_sources, plan_simulator
 from opforge.errors import OpforgeError
 
 
@@ -30,7 +31,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Everything worth knowing, in the order of a build."""
-    return [*_versions(), *_toolchains(), *_gpu(), *_places(), *_ops()]
+    return [*_versions(), *_toolchains(), *_simulator(), *_gpu(), *_places(), *_ops()]
 
 
 def _versions() -> Iterator[Finding]:
@@ -71,6 +72,19 @@ def _toolchains() -> Iterator[Finding]:
         yield Finding("architectures", "ok", " ".join(arch.select()))
     except OpforgeError as error:
         yield Finding("architectures", "fault", str(error), "correct TORCH_CUDA_ARCH_LIST")
+
+
+def _simulator() -> Iterator[Finding]:
+    try:
+        plan_simulator()
+    except OpforgeError as error:
+        yield Finding("simulator", "note", str(error), toolchain.INSTALL_CXX)
+        return
+    if shutil.which("addr2line") is None:
+        remedy = "install binutils (Debian, Ubuntu: apt-get install binutils)"
+        yield Finding("simulator", "note", "works, but cannot name lines: no addr2line", remedy)
+    else:
+        yield Finding("simulator", "ok", "opforge sim runs CUDA kernels without a GPU")
 
 
 def _gpu() -> Iterator[Finding]:
