@@ -60,7 +60,9 @@ FAULTS = {
         "deadlock", rf"no thread of block \(0,0,0\) can go on.*{WHO}", "__shfl_down_sync("
     ),
     "early_exit": Fault(
-        "early-exit", "14 threads of block \(0,0,0\) exited before the others wait", "__syncthreads();"
+        "early-exit",
+        r"14 threads of block \(0,0,0\) exited before the others wait",
+        "__syncthreads();",
     ),
     "endless_loop": Fault(
         "timeout", f"{WHO} is still running after 1 s", "while (", mode="plain", seconds=1

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from opforge.errors import NotSimulated
@@ -12,7 +13,9 @@ from opforge.errors import NotSimulated
 _CONSTRUCTS = [
     (r"\bwgmma\b", "wgmma", "tensor-core kernels run on a GPU only"),
     (r"\b(?:mma\.sync|wmma|tcgen05)\b", "tensor-core instructions", "they run on a GPU only"),
-    (r"#\s*include\s*<cu(?:te|tlass)/", "CUTLASS", "kernels built on it run on a GPU only"),
+    (r"#\s*include\s*[<\"]cu(?:te|tlass)/", "CUTLASS", "kernels built on it run on a GPU only"),
+    (r"#\s*include\s*<mma\.h>", "tensor-core instructions", "they run on a GPU only"),
+    (r"#\s*include\s*<cuda_(?:fp16|bf16)\.h>", "CUDA's half types", "use opforge/types.h"),
     (r"<<<", "<<<…>>>", "launch through opforge::launch"),
     (r"\b__shared__\b", "a bare __shared__", "take shared memory from opforge::shared<Struct>()"),
     (r"\bcp\.async\b|\b__pipeline_", "asynchronous copies", "not there yet"),
@@ -20,21 +23,72 @@ _CONSTRUCTS = [
     (r"__cluster_dims__|\bcluster_group\b", "clusters", "not there yet"),
     (r"\basm\s*(?:volatile\s*)?\(|\b__asm__\b", "inline PTX", "give it a plain C++ twin"),
     (r"\bcooperative_groups\b", "cooperative groups", "use the warp and block intrinsics"),
-    (r"#\s*include\s*<cu(?:da/|b/|rand|blas|dnn|fft|sparse)", "a CUDA library", "not there"),
+    (
+        r"#\s*include\s*<(?:thrust/|cu(?:da/|b/|rand|blas|dnn|fft|sparse))",
+        "a CUDA library",
+        "not there",
+    ),
     (r"\btexture<|\btex[123]D", "textures", "not there"),
 ]
 _PATTERNS = [(re.compile(pattern), name, advice) for pattern, name, advice in _CONSTRUCTS]
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
+_DIRECTIVE = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b(.*)")
+# Whether a macro is defined in the simulator. Of others nothing is known.
+_KNOWN = {"OPFORGE_SIM": True, "USE_CUDA": True, "__CUDA_ARCH__": False, "__CUDACC__": False}
+
+
 def check(folder: Path) -> None:
     """Raise for the first construct in the folder's CUDA sources that cannot be simulated."""
     for file in sorted([*folder.glob("*.cu"), *folder.glob("*.cuh")]):
-        text = _COMMENT.sub(_blank, file.read_text(errors="replace"))
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in _compiled_lines(file.read_text(errors="replace")):
             for pattern, name, advice in _PATTERNS:
                 if pattern.search(line):
                     raise NotSimulated(f"not simulated: uses {name} ({file}:{number}); {advice}")
+
+
+def _compiled_lines(text: str) -> Iterator[tuple[int, str]]:
+    """The lines, with their numbers, that are no comment and that the simulator would compile."""
+    # For every #if around: whether its current branch is compiled, and whether one before it was.
+    around: list[tuple[bool, bool]] = []
+    for number, line in enumerate(_COMMENT.sub(_blank, text).splitlines(), 1):
+        match = _DIRECTIVE.match(line)
+        if match is None:
+            if all(compiled for compiled, _ in around):
+                yield number, line
+            continue
+        kind, condition = match.groups()
+        if kind == "endif":
+            del around[-1:]
+            continue
+        if kind in ("else", "elif") and around:
+            _, taken = around.pop()
+        else:
+            taken = False
+        holds = _holds(kind, condition)
+        # What is unknown may be compiled, and so may the branches after it.
+        around.append((not taken and holds is not False, taken or holds is True))
+
+
+def _holds(kind: str, condition: str) -> bool | None:
+    """Whether a condition is true in the simulator; None if that cannot be told."""
+    if kind == "else":
+        return True
+    if kind in ("ifdef", "ifndef"):
+        known = _KNOWN.get(condition.strip())
+        return known if known is None or kind == "ifdef" else not known
+    parts = condition.split("&&")
+    found = [_holds_alone(part) for part in parts]
+    if False in found:
+        return False
+    return None if None in found else True
+
+
+def _holds_alone(part: str) -> bool | None:
+    match = re.fullmatch(r"\s*(!?)\s*defined\s*\(?\s*(\w+)\s*\)?\s*", part)
+    known = _KNOWN.get(match[2]) if match else None
+    return known if match is None or known is None or not match[1] else not known
 
 
 def _blank(match: re.Match[str]) -> str:

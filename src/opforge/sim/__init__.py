@@ -18,7 +18,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge import discover, settings
-from opforge.errors import SimulationError
+from opforge.build.plan import has_sources
+from opforge.errors import RecordError, SimulationError
 from opforge.op import Op, as_tuple
 from opforge.register import BELOW
 from opforge.sim import runtime
@@ -60,10 +61,8 @@ class Route(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kernel = self._simulated(func)
-        if kernel is None or not all(
-            a.device.type == "cpu" for a in args if isinstance(a, torch.Tensor)
-        ):
+        kernel = self._simulated(func) if all(map(_is_ordinary, args)) else None
+        if kernel is None:
             return func(*args, **(kwargs or {}))
         # The runtime's settings are the process's: other threads and contexts have their own.
         with _one_at_a_time:
@@ -88,7 +87,8 @@ class Route(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         for loaded in discover.loaded():
             op = loaded.op
-            if op.namespace == func.namespace and name in (s.name for s in op.kernels):
+            mine = op.namespace == func.namespace and name in (s.name for s in op.kernels)
+            if mine and has_sources(op, self.target):
                 namespace = runtime.ensure(op, self.target)
                 return getattr(getattr(getattr(torch.ops, namespace), name), BELOW)
         return None
@@ -104,7 +104,7 @@ def active(
 ) -> Iterator[list[Call]]:
     """Within this context, public functions send CPU tensors to the simulated CUDA kernels.
 
-    Forward and backward, as long as both run inside; ``torch.compile`` is not redirected.
+    Forward and backward, as long as both run inside; code under ``torch.compile`` may go its way.
 
     Args:
         mode: ``"race"`` also finds data races, reads of memory nothing wrote, misaligned accesses
@@ -125,8 +125,8 @@ def active(
         )
     if traffic and mode != "race":
         raise ValueError("traffic=True needs mode='race', whose kernels tell of every access")
-    if seed is not None and seed < 0:
-        raise ValueError(f"seed={seed} must not be negative")
+    if seed is not None and not 0 <= seed < 2**62:
+        raise ValueError(f"seed={seed} must be from 0 to 2**62 - 1")
     route = Route(
         TARGETS[mode],
         device,
@@ -157,5 +157,14 @@ def _routes() -> tuple[Route, ...]:
 def run(op: str | Op | Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Call ``op`` on CPU tensors through its simulated CUDA kernels; options as for ``active``."""
     record = discover.record_of(op)
+    if not has_sources(record, TARGETS["plain"]):
+        raise RecordError(f"{record.name} has no CUDA source (*.cu) in {record.folder}")
     with active(**options):
         return record(*args)
+
+
+def _is_ordinary(value: Any) -> bool:
+    """Whether a simulated kernel can take this argument: a CPU tensor with memory, or no tensor."""
+    if not isinstance(value, torch.Tensor):
+        return True
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu"

@@ -130,8 +130,9 @@ def simulate_all(ops: list[Op], mode: sim.Mode, seed: int | None) -> list[Outcom
     return outcomes
 
 
-def in_asan(arguments: list[str]) -> int:
+def in_asan(ops: list[Op], arguments: list[str]) -> int:
     """Run ``opforge sim`` again in a process with AddressSanitizer; returns its exit code."""
+    runtime.build(ops, sim.TARGETS["asan"])  # here, where the compiler is not slowed down by it
     cxx = toolchain.find_cxx()
     name = "libasan.so" if cxx.family == "gcc" else "libclang_rt.asan-x86_64.so"
     # The C++ library goes with it: AddressSanitizer looks for its `throw` when it starts.

@@ -31,24 +31,28 @@
 
 constexpr int warpSize = 32;
 
-inline void __syncthreads(std::source_location where = std::source_location::current()) {
+OPFORGE_SIM_INLINE void __syncthreads(
+    std::source_location where = std::source_location::current()) {
   opforge::sim::block_barrier(opforge::sim::Vote::none, 0, where);
 }
-inline int __syncthreads_and(int p, std::source_location where = std::source_location::current()) {
+OPFORGE_SIM_INLINE int __syncthreads_and(
+    int p, std::source_location where = std::source_location::current()) {
   return opforge::sim::block_barrier(opforge::sim::Vote::all, p, where);
 }
-inline int __syncthreads_or(int p, std::source_location where = std::source_location::current()) {
+OPFORGE_SIM_INLINE int __syncthreads_or(
+    int p, std::source_location where = std::source_location::current()) {
   return opforge::sim::block_barrier(opforge::sim::Vote::any, p, where);
 }
-inline int __syncthreads_count(int p,
-                               std::source_location where = std::source_location::current()) {
+OPFORGE_SIM_INLINE int __syncthreads_count(
+    int p, std::source_location where = std::source_location::current()) {
   return opforge::sim::block_barrier(opforge::sim::Vote::count, p, where);
 }
 
-inline void __threadfence_block() { opforge::sim::fence(opforge::sim::Scope::block); }
-inline void __threadfence() { opforge::sim::fence(opforge::sim::Scope::device); }
-inline void __threadfence_system() { opforge::sim::fence(opforge::sim::Scope::device); }
+OPFORGE_SIM_INLINE void __threadfence_block() { opforge::sim::fence(opforge::sim::Scope::block); }
+OPFORGE_SIM_INLINE void __threadfence() { opforge::sim::fence(opforge::sim::Scope::device); }
+OPFORGE_SIM_INLINE void __threadfence_system() { opforge::sim::fence(opforge::sim::Scope::device); }
 
-[[noreturn]] inline void __trap(std::source_location where = std::source_location::current()) {
+[[noreturn]] OPFORGE_SIM_INLINE void __trap(
+    std::source_location where = std::source_location::current()) {
   opforge::sim::trap(where);
 }

@@ -252,7 +252,7 @@ int block_barrier(Vote kind, int predicate, const Where& where) {
   f.predicate = predicate;
   f.state = State::at_barrier;
   if (++w.arrived == w.alive) release_barrier(w);
-  if (f.state != State::ready || w.abandoned) suspend();
+  suspend();  // also the last one to come: the others are to go on in their order
   return int(f.result);
 }
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -271,6 +272,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const Kernel& kernel) {
   work(l);
   for (std::thread& helper : helpers) helper.join();
   traffic::end_launch(l);
+  std::fflush(stdout);  // what kernels printed comes before what the host prints next
   throw_reports();
   return cudaSuccess;
 }

@@ -14,19 +14,21 @@ int source_lane(const Fiber& f) {
   const int lane = f.lane(), base = lane & ~(o.width - 1);
   switch (o.operation) {
     case Lanes::up:
-      return lane - o.argument >= base ? lane - o.argument : -1;
+      return uint32_t(o.argument) <= uint32_t(lane - base) ? lane - o.argument : -1;
     case Lanes::down:
-      return lane + o.argument < base + o.width ? lane + o.argument : -1;
+      return uint32_t(o.argument) < uint32_t(base + o.width - lane) ? lane + o.argument : -1;
+    case Lanes::shuffle:
+      return base + (o.argument & (o.width - 1));
     default:
+      // CUDA defines this too, but no kernel can want it: some lanes would get their own value.
       if (o.argument < 0 || o.argument >= o.width) {
-        const char* what = o.operation == Lanes::shuffle ? " from lane " : " with lane mask ";
         report("shuffle",
-               name_of(f) + " shuffles" + what + std::to_string(o.argument) +
+               name_of(f) + " shuffles with lane mask " + std::to_string(o.argument) +
                    ", out of range for a width of " + std::to_string(o.width),
                f.site.pc);
         return -1;
       }
-      return o.operation == Lanes::shuffle ? base + o.argument : lane ^ o.argument;
+      return lane ^ o.argument;
   }
 }
 
@@ -143,7 +145,7 @@ uint64_t warp(const Offer& offer, const Where& where) {
   f.state = State::in_warp;
   w.warps[f.warp()].waiting |= 1u << f.lane();
   try_complete(w, f.warp(), f.lane());
-  if (f.state != State::ready) suspend();
+  suspend();  // also the last one to come: the others are to go on in their order
   return f.result;
 }
 

@@ -8,7 +8,7 @@ namespace opforge::sim {
 
 // Replaces *address by change(*address) and returns what it was.
 template <class T, class F>
-inline T exchange_with(T* address, const F& change) {
+OPFORGE_SIM_INLINE T exchange_with(T* address, const F& change) {
   atomic_access(address, sizeof(T));
   T before, after;
   __atomic_load(address, &before, __ATOMIC_SEQ_CST);
@@ -23,15 +23,15 @@ inline T exchange_with(T* address, const F& change) {
 
 #define OPFORGE_SIM_ATOMIC(name, expression)                                         \
   template <class T>                                                                 \
-  inline T name(T* address, std::type_identity_t<T> b) {                             \
+  OPFORGE_SIM_INLINE T name(T* address, std::type_identity_t<T> b) {                 \
     return opforge::sim::exchange_with(address, [b](T a) { return T(expression); }); \
   }                                                                                  \
   template <class T>                                                                 \
-  inline T name##_block(T* address, std::type_identity_t<T> b) {                     \
+  OPFORGE_SIM_INLINE T name##_block(T* address, std::type_identity_t<T> b) {         \
     return name(address, b);                                                         \
   }                                                                                  \
   template <class T>                                                                 \
-  inline T name##_system(T* address, std::type_identity_t<T> b) {                    \
+  OPFORGE_SIM_INLINE T name##_system(T* address, std::type_identity_t<T> b) {        \
     return name(address, b);                                                         \
   }
 OPFORGE_SIM_ATOMIC(atomicAdd, a + b)
@@ -47,6 +47,7 @@ OPFORGE_SIM_ATOMIC(atomicExch, (void(a), b))
 #undef OPFORGE_SIM_ATOMIC
 
 template <class T>
-inline T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> desired) {
+OPFORGE_SIM_INLINE T atomicCAS(T* address, std::type_identity_t<T> expected,
+                               std::type_identity_t<T> desired) {
   return opforge::sim::exchange_with(address, [=](T a) { return a == expected ? desired : a; });
 }

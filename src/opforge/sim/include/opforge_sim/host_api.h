@@ -15,6 +15,7 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }  // launches repor
 struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+  dim3(const opforge::sim::Index3& i) : x(i.x), y(i.y), z(i.z) {}
 };
 
 using cudaStream_t = struct CUstream_st*;

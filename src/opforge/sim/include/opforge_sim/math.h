@@ -15,39 +15,41 @@ using std::fmaf;
 #define OPFORGE_SIM_MINMAX(name, compare, floating)                              \
   template <class A, class B>                                                    \
     requires std::is_arithmetic_v<A> && std::is_arithmetic_v<B>                  \
-  inline std::common_type_t<A, B> name(A a, B b) {                               \
+  OPFORGE_SIM_INLINE std::common_type_t<A, B> name(A a, B b) {                   \
     using T = std::common_type_t<A, B>;                                          \
     if constexpr (std::is_floating_point_v<T>) return std::floating(T(a), T(b)); \
     return T(a) compare T(b) ? T(a) : T(b);                                      \
   }                                                                              \
   template <class A, class B>                                                    \
     requires opforge::sim::detail::WithIndex<A, B>                               \
-  inline auto name(A a, B b) {                                                   \
+  OPFORGE_SIM_INLINE auto name(A a, B b) {                                       \
     return name(opforge::sim::detail::plain(a), opforge::sim::detail::plain(b)); \
   }
 OPFORGE_SIM_MINMAX(min, <, fmin)
 OPFORGE_SIM_MINMAX(max, >, fmax)
 #undef OPFORGE_SIM_MINMAX
 
-inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((uint64_t(a) * b) >> 32); }
-inline int __mulhi(int a, int b) { return int((int64_t(a) * b) >> 32); }
-inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+OPFORGE_SIM_INLINE unsigned __umulhi(unsigned a, unsigned b) {
+  return unsigned((uint64_t(a) * b) >> 32);
+}
+OPFORGE_SIM_INLINE int __mulhi(int a, int b) { return int((int64_t(a) * b) >> 32); }
+OPFORGE_SIM_INLINE unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
   return (unsigned long long)(((unsigned __int128)(a)*b) >> 64);
 }
-inline int __clz(int x) { return std::countl_zero(unsigned(x)); }
-inline int __clzll(long long x) { return std::countl_zero((unsigned long long)(x)); }
-inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(unsigned(x)) + 1; }
-inline int __popc(unsigned x) { return std::popcount(x); }
-inline int __popcll(unsigned long long x) { return std::popcount(x); }
+OPFORGE_SIM_INLINE int __clz(int x) { return std::countl_zero(unsigned(x)); }
+OPFORGE_SIM_INLINE int __clzll(long long x) { return std::countl_zero((unsigned long long)(x)); }
+OPFORGE_SIM_INLINE int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(unsigned(x)) + 1; }
+OPFORGE_SIM_INLINE int __popc(unsigned x) { return std::popcount(x); }
+OPFORGE_SIM_INLINE int __popcll(unsigned long long x) { return std::popcount(x); }
 
-inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
-inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
-inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
-inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+OPFORGE_SIM_INLINE int __float_as_int(float x) { return std::bit_cast<int>(x); }
+OPFORGE_SIM_INLINE unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+OPFORGE_SIM_INLINE float __int_as_float(int x) { return std::bit_cast<float>(x); }
+OPFORGE_SIM_INLINE float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 
-inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
-inline float __fadd_rn(float a, float b) { return a + b; }
-inline float __fsub_rn(float a, float b) { return a - b; }
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+OPFORGE_SIM_INLINE float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
+OPFORGE_SIM_INLINE float __fadd_rn(float a, float b) { return a + b; }
+OPFORGE_SIM_INLINE float __fsub_rn(float a, float b) { return a - b; }
+OPFORGE_SIM_INLINE float __fmul_rn(float a, float b) { return a * b; }
+OPFORGE_SIM_INLINE float __fdiv_rn(float a, float b) { return a / b; }
+OPFORGE_SIM_INLINE float __fsqrt_rn(float a) { return std::sqrt(a); }
