@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import python, write_op
-from test_sim_language import Call, load_kernels, rows, write_kernels
+from sim_kernels import Call, load_kernels, rows, write_kernels
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import opforge
@@ -334,7 +334,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, sys.argv[1])
-from test_sim_language import load_kernels
+from sim_kernels import load_kernels
 
 import opforge
 from opforge import sim

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_sim_language import Call, line_of, load_kernels, write_kernels
+from sim_kernels import Call, line_of, load_kernels, write_kernels
 
 from opforge import sim
 from opforge.errors import SimulationError

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import python
-from test_sim_language import Call, load_kernels, rows, write_kernels
+from sim_kernels import EACH_MACHINE, Call, load_kernels, rows, write_kernels
+
+from opforge.errors import SimulationError
 
 pytestmark = pytest.mark.sim
 
@@ -58,15 +60,23 @@ __global__ void atomics(const int64_t*, int64_t* y) {
   for (int k = 0; k < 64; ++k) atomicAdd(slot<int>(y, 23), 1);  // all at once
 }
 
+struct Two {
+  unsigned u;
+  int s;
+};
+
 // One thread, so that every step's result is known.
 __global__ void atomic_steps(const int64_t*, int64_t* y) {
-  unsigned u = 7, *p = &u;
-  int s = -7, *q = &s;
+  Two& two = opforge::shared<Two>();
+  unsigned* p = &two.u;
+  int* q = &two.s;
+  *p = 7;
+  *q = -7;
   int k = 0;
   const auto step = [&](int64_t returned) {
     y[k++] = returned;
-    y[k++] = u;
-    y[k++] = s;
+    y[k++] = *p;
+    y[k++] = *q;
   };
   step(atomicAdd(q, 3));
   step(atomicExch(p, 12u));
@@ -84,6 +94,12 @@ __global__ void atomic_steps(const int64_t*, int64_t* y) {
   step(atomicOr(q, 8));
   step(atomicXor(q, 3));
   step(atomicSub(p, 2u));
+}
+
+__global__ void local_atomic(const int64_t*, int64_t* y) {
+  int own = 3;
+  atomicAdd(&own, 4);  // only global and shared memory have atomics
+  y[threadIdx.x] = own;
 }
 
 // --- functions -----------------------------------------------------------------------------------
@@ -184,9 +200,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_kernels(tmp_path_factory.mktemp("sim"), "sim_functions", KERNELS)
 
 
-@pytest.fixture(scope="module")
-def call(folder: Path) -> Call:
-    return load_kernels(folder)
+@pytest.fixture(scope="module", params=EACH_MACHINE)
+def call(request: pytest.FixtureRequest, folder: Path) -> Call:
+    return load_kernels(folder, request.param)
 
 
 def signed(value: int) -> int:
@@ -261,6 +277,12 @@ def test_what_atomics_return_and_leave(call: Call) -> None:
 # --- functions ------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("call", ["sim"], indirect=True)
+def test_an_atomic_on_a_local_variable_is_a_fault(call: Call) -> None:
+    with pytest.raises(SimulationError, match=r"bad-address: thread \(0,0,0\).*local variable"):
+        call("local_atomic", size=32)
+
+
 def test_printf(call: Call, capfd: pytest.CaptureFixture[str]) -> None:
     call("talk", grid=(2,))
     ctypes.CDLL(None).fflush(None)
@@ -274,7 +296,7 @@ def test_printf_is_out_when_the_call_returns(folder: Path) -> None:
         from pathlib import Path
 
         sys.path.insert(0, sys.argv[1])
-        from test_sim_language import load_kernels
+        from sim_kernels import EACH_MACHINE, load_kernels
 
         load_kernels(Path(sys.argv[2]))("talk")
         os.write(1, b"returned\\n")

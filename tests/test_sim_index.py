@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_sim_language import Call, line_of, load_kernels, rows, write_kernels
+from sim_kernels import EACH_MACHINE, Call, line_of, load_kernels, rows, write_kernels
 
 from opforge import sim
 
@@ -152,7 +152,6 @@ VALUES: list[Case] = [
     ("left_neighbour()", lambda t, b: t - 1),
     ("all_kinds()", lambda t, b: 6 * t + (t > 0)),
     # functions
-    ("std::min<int>(threadIdx.x, 3)", lambda t, b: min(t, 3)),
     ("min(threadIdx.x, 3)", lambda t, b: min(t, 3)),
     ("min(threadIdx.x, blockIdx.x)", lambda t, b: min(t, b)),
     ("max(threadIdx.x, -1)", lambda t, b: u32(-1)),
@@ -333,9 +332,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("sim")
 
 
-@pytest.fixture(scope="module")
-def call(place: Path) -> Call:
-    return load_kernels(write_kernels(place, "sim_index", KERNELS))
+@pytest.fixture(scope="module", params=EACH_MACHINE)
+def call(request: pytest.FixtureRequest, place: Path) -> Call:
+    return load_kernels(write_kernels(place, "sim_index", KERNELS), request.param)
 
 
 def results(call: Call, kernel: str, cases: list[Case]) -> Results:
@@ -351,10 +350,10 @@ def values(call: Call) -> Results:
     return results(call, "values", VALUES + WRONG)
 
 
-@pytest.fixture(scope="module")
-def statements(place: Path) -> Results:
-    call = load_kernels(write_kernels(place, "sim_index_statements", LAMBDAS))
-    return results(call, "statements", STATEMENTS)
+@pytest.fixture(scope="module", params=EACH_MACHINE)
+def statements(request: pytest.FixtureRequest, place: Path) -> Results:
+    folder = write_kernels(place, "sim_index_statements", LAMBDAS)
+    return results(load_kernels(folder, request.param), "statements", STATEMENTS)
 
 
 def expected(case: Case) -> list[list[float]]:
@@ -366,6 +365,7 @@ def test_value(values: Results, case: Case) -> None:
     assert values[case[0]] == expected(case)
 
 
+@pytest.mark.parametrize("call", ["sim"], indirect=True)
 @pytest.mark.xfail(strict=True, reason="C++ has no way to say what a class makes of ?:")
 @pytest.mark.parametrize("case", WRONG, ids=[text for text, _ in WRONG])
 def test_known_to_differ(values: Results, case: Case) -> None:
@@ -377,6 +377,7 @@ def test_statement(statements: Results, case: Case) -> None:
     assert statements[case[0]] == expected(case)
 
 
+@pytest.mark.parametrize("call", ["sim"], indirect=True)
 @pytest.mark.parametrize("mode", ["plain", "race"])
 @pytest.mark.parametrize("statement", OVERFLOWS)
 def test_overflow_is_reported(call: Call, statement: str, mode: str) -> None:

@@ -19,12 +19,8 @@ inline void touch(const void* pointer, size_t bytes, bool write, const void* pc)
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   check_time(pc);
   const Worker& w = *worker;
-  const auto inside = [address](const Stack& s) {
-    return address >= reinterpret_cast<uintptr_t>(s.low) &&
-           address < reinterpret_cast<uintptr_t>(s.high);
-  };
   // A thread's own variables, the arguments of the kernel, threadIdx and its like.
-  if (inside(w.running->stack) || inside(w.own_stack)) return;
+  if (w.running->stack.holds(pointer) || w.own_stack.holds(pointer)) return;
   for (const Index3* index : {&threadIdx, &blockIdx, &blockDim, &gridDim}) {
     if (address - reinterpret_cast<uintptr_t>(index) < sizeof *index) return;
   }

@@ -11,6 +11,7 @@ struct Stack {
   char* low = nullptr;
   char* high = nullptr;
 
+  bool holds(const void* address) const { return address >= low && address < high; }
   bool holds_guard(const void* address) const { return address >= low - kGuard && address < low; }
 };
 

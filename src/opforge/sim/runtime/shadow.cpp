@@ -115,6 +115,12 @@ void atomic_access(const void* address, size_t bytes) {
                " bytes at an address that is no multiple of that",
            __builtin_return_address(0));
   }
+  if (worker->running->stack.holds(address)) {
+    report("bad-address",
+           name_of(*worker->running) +
+               " does an atomic on a local variable; only global and shared memory have them",
+           __builtin_return_address(0));
+  }
   check_time(__builtin_return_address(0));
   if (!settings.race) return;
   using namespace shadow;
