@@ -261,7 +261,6 @@ OVERFLOWS = {
     "int64_t i = int64_t(1) + threadIdx.x * 0x55555556u": (3, "unsigned int", 2**32 + 2),
     "unsigned i = threadIdx.x + 0xfffffff0u": (16, "unsigned int", 2**32),
     "int i = threadIdx.x + 0x7ffffff0": (16, "int", 2**31),
-    "unsigned i = ~threadIdx.x + 2": (0, "unsigned int", 2**32 + 1),
     "int i = 5; i += threadIdx.x * 0x40000000": (2, "int", 2**31 + 5),
     "int i = 0x7fffffff; i += threadIdx.x": (1, "int", 2**31),
     "auto i = threadIdx.x; i += 0xffffffffu; unsigned j = i": (1, "unsigned int", 2**32),

@@ -150,8 +150,8 @@ def sim(
 ) -> None:
     """Run CUDA kernels without a GPU: every case of an op, forward and backward.
 
-    Checks results against the float64 reference and, without --asan and --race, that they do not
-    depend on the order of threads and blocks.
+    Checks results against the float64 reference, and that they do not depend on the order of
+    threads and blocks (not with --asan).
     """
     from opforge.sim import command, runtime
     from opforge.sim import stats as traffic

@@ -27,6 +27,7 @@ TARGETS = ("cpu", "cuda")
 SIM_TARGETS = ("sim", "sim-race", "sim-asan")
 ABI = (2, 10)  # the LibTorch stable ABI every library is built for
 _SOURCES = {"cpu": "*.cpp", "cuda": "*.cu", **dict.fromkeys(SIM_TARGETS, "*.cu")}
+_COPIES = ("memcpy", "memmove", "memset")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 INCLUDE_DIR = Path(__file__).parent.parent / "include"
 SIM_DIR = Path(__file__).parent.parent / "sim"
@@ -123,6 +124,8 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         flags += ["-x", "c++"]  # for a .cu, too
         folders.insert(0, SIM_INCLUDE_DIR)
         libraries = ["-ltorch_cpu"]
+        if target == "sim-race":  # the simulator wants to see these, too
+            libraries += [f"-Wl,--wrap={name}" for name in _COPIES]
         warning, memory = None, 1 << 30
     else:
         toolkit = toolchain.find_cuda()
@@ -210,6 +213,8 @@ def sim_flags(cxx: toolchain.Compiler, target: str) -> list[str]:
         *level,
         # Products and sums are rounded one by one, as the source says. (nvcc contracts by default.)
         "-ffp-contract=off",
+        "-fno-strict-aliasing",  # the GPU has none
+        "-fstack-clash-protection",  # a large local array must not jump over the guard page
         "-Werror=uninitialized",  # variables, which no memory checker sees
         "-Wno-maybe-uninitialized",
         "-Wno-format",  # printf("%d", threadIdx.x)
@@ -221,8 +226,11 @@ def sim_flags(cxx: toolchain.Compiler, target: str) -> list[str]:
         flags += ["-fsanitize=thread,alignment,signed-integer-overflow", "-O1"]
         if cxx.family == "clang":
             flags += ["-mllvm", "-tsan-instrument-func-entry-exit=0"]
-        else:  # sra would take vector accesses apart
-            flags += ["--param=tsan-instrument-func-entry-exit=0", "-fno-tree-sra"]
+        else:
+            flags += ["--param=tsan-instrument-func-entry-exit=0"]
+            flags += ["-fno-tree-sra"]  # it would take vector accesses apart
+            # Expanded in place they would come by no callback; see also the linker's flags.
+            flags += [f"-fno-builtin-{name}" for name in _COPIES]
     elif target == "sim-asan":
         flags += ["-fsanitize=address", "-fsanitize-recover=address", "-fno-omit-frame-pointer"]
         flags += ["-O1"]

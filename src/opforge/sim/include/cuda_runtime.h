@@ -12,6 +12,7 @@
 #include <opforge_sim/warp.h>
 
 #include <cstdio>
+#include <memory>  // uses the name __noinline__, which is a macro from here on
 
 #define __global__
 #define __device__

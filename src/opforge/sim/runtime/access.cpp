@@ -15,7 +15,7 @@ using namespace opforge::sim;
 namespace {
 
 inline void touch(const void* pointer, size_t bytes, bool write, const void* pc) {
-  if (!in_kernel) return;  // host code
+  if (!in_kernel || bytes == 0) return;
   const auto address = reinterpret_cast<uintptr_t>(pointer);
   check_time(pc);
   const Worker& w = *worker;
@@ -68,20 +68,24 @@ EXPORT void __tsan_read_range(void* p, size_t n) {
 EXPORT void __tsan_write_range(void* p, size_t n) {
   touch(p, n, true, __builtin_return_address(0));
 }
-EXPORT void* __tsan_memcpy(void* to, const void* from, size_t n) {
-  touch(from, n, false, __builtin_return_address(0));
-  touch(to, n, true, __builtin_return_address(0));
-  return std::memcpy(to, from, n);
-}
-EXPORT void* __tsan_memmove(void* to, const void* from, size_t n) {
-  touch(from, n, false, __builtin_return_address(0));
-  touch(to, n, true, __builtin_return_address(0));
-  return std::memmove(to, from, n);
-}
-EXPORT void* __tsan_memset(void* to, int value, size_t n) {
-  touch(to, n, true, __builtin_return_address(0));
-  return std::memset(to, value, n);
-}
+// clang++ calls the first of these by itself; for g++ the linker turns calls into the second.
+#define MEMORY(name)                                                 \
+  EXPORT void* name##memcpy(void* to, const void* from, size_t n) {  \
+    touch(from, n, false, __builtin_return_address(0));              \
+    touch(to, n, true, __builtin_return_address(0));                 \
+    return std::memcpy(to, from, n);                                 \
+  }                                                                  \
+  EXPORT void* name##memmove(void* to, const void* from, size_t n) { \
+    touch(from, n, false, __builtin_return_address(0));              \
+    touch(to, n, true, __builtin_return_address(0));                 \
+    return std::memmove(to, from, n);                                \
+  }                                                                  \
+  EXPORT void* name##memset(void* to, int value, size_t n) {         \
+    touch(to, n, true, __builtin_return_address(0));                 \
+    return std::memset(to, value, n);                                \
+  }
+MEMORY(__tsan_)
+MEMORY(__wrap_)
 EXPORT void __tsan_init() {}
 EXPORT void __tsan_func_entry(void*) {}
 EXPORT void __tsan_func_exit() {}
@@ -104,6 +108,15 @@ EXPORT void __tsan_vptr_read(void**) {}
   }                                                                                                \
   EXPORT T __tsan_atomic##bits##_fetch_sub(volatile T* p, T v, int) {                              \
     return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST);                                             \
+  }                                                                                                \
+  EXPORT T __tsan_atomic##bits##_fetch_and(volatile T* p, T v, int) {                              \
+    return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST);                                             \
+  }                                                                                                \
+  EXPORT T __tsan_atomic##bits##_fetch_or(volatile T* p, T v, int) {                               \
+    return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST);                                              \
+  }                                                                                                \
+  EXPORT T __tsan_atomic##bits##_fetch_xor(volatile T* p, T v, int) {                              \
+    return __atomic_fetch_xor(p, v, __ATOMIC_SEQ_CST);                                             \
   }                                                                                                \
   EXPORT int __tsan_atomic##bits##_compare_exchange_strong(volatile T* p, T* expected, T v, int,   \
                                                            int) {                                  \

@@ -111,7 +111,7 @@ bool resolve_active_mask(Worker& w) {
       return f.state == State::at_active_mask && same_place(f.site.where, first.site.where);
     };
     for (int i = base; i < end; ++i) mask |= uint32_t(together(w.fibers[i])) << (i - base);
-    for (int i = end - 1; i >= base; --i) {
+    for (int i = base; i < end; ++i) {
       if ((mask >> (i - base) & 1) == 0) continue;
       w.fibers[i].result = mask;
       w.fibers[i].state = State::ready;
@@ -137,7 +137,7 @@ void run_thread() {
   Worker& w = *worker;
   w.launch->kernel.run(w.launch->kernel.context);
   exit_thread(w, *w.running);
-  suspend();
+  suspend(true);
   std::abort();  // a thread that is done is never continued
 }
 
@@ -223,24 +223,18 @@ void execute(Worker& w, int64_t number) {
     }
   }
   w.running = nullptr;
-  if (w.abandoned) {
-    w.launch->stop = true;
-    w.free_stacks.clear();  // what ran on them is left where it was
-    for (size_t i = 0; i < w.stacks.count(); ++i) w.free_stacks.push_back(w.stacks[i]);
-  }
-  shadow::end_block(w);
+  if (w.abandoned) w.launch->stop = true;
   traffic::end_block(w);
 }
 
-void suspend() {
+void suspend(bool done) {
   Worker& w = *worker;
-  Fiber& f = *w.running;
-  switch_to(f.context, w.scheduler, w.own_stack);
+  switch_to(w.running->context, w.scheduler, w.own_stack, done);
 }
 
 void abandon() {
   worker->abandoned = true;
-  suspend();
+  suspend(true);
   std::abort();
 }
 

@@ -17,6 +17,7 @@
 extern "C" {
 __attribute__((weak)) void __sanitizer_start_switch_fiber(void** save, const void* bottom,
                                                           size_t size);
+__attribute__((weak)) void __asan_unpoison_memory_region(const volatile void* address, size_t size);
 __attribute__((weak)) void __sanitizer_finish_switch_fiber(void* save, const void** bottom,
                                                            size_t* size);
 }
@@ -56,15 +57,15 @@ namespace {
 
 // Kernels use little stack, but unoptimised and sanitised builds of them use much more. Pages are
 // only paid for when touched.
-constexpr size_t kStack = 256 << 10;
+constexpr size_t kStack = 512 << 10;  // CUDA's limit, too
 
 std::mutex pool_lock;
-std::vector<char*> pool;  // mappings of kMost stacks
-constexpr size_t kMost = 1024;
+std::vector<char*> pool;  // mappings
+constexpr size_t kBytes = Stacks::kCount * kStack;
 
 }  // namespace
 
-Stacks::Stacks(size_t count) : count_(count) {
+Stacks::Stacks() {
   {
     const std::lock_guard hold(pool_lock);
     if (!pool.empty()) {
@@ -73,14 +74,18 @@ Stacks::Stacks(size_t count) : count_(count) {
       return;
     }
   }
-  void* mapped = mmap(nullptr, kMost * kStack, PROT_READ | PROT_WRITE,
+  void* mapped = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) throw std::bad_alloc();
   base_ = static_cast<char*>(mapped);
-  for (size_t i = 0; i < kMost; ++i) mprotect(base_ + i * kStack, Stack::kGuard, PROT_NONE);
+  for (size_t i = 0; i < kCount; ++i) {
+    if (mprotect(base_ + i * kStack, Stack::kGuard, PROT_NONE) != 0) throw std::bad_alloc();
+  }
 }
 
 Stacks::~Stacks() {
+  // Threads that were left where they were have not cleaned up.
+  if (__asan_unpoison_memory_region != nullptr) __asan_unpoison_memory_region(base_, kBytes);
   const std::lock_guard hold(pool_lock);
   pool.push_back(base_);
 }
@@ -98,10 +103,11 @@ void prepare(Context& context, const Stack& stack, void (*entry)()) {
   context.stack_pointer = top;
 }
 
-void switch_to(Context& from, Context& to, const Stack& stack) {
+void switch_to(Context& from, Context& to, const Stack& stack, bool done) {
   void* fake = nullptr;
   if (__sanitizer_start_switch_fiber != nullptr) {
-    __sanitizer_start_switch_fiber(&fake, stack.low, size_t(stack.high - stack.low));
+    __sanitizer_start_switch_fiber(done ? nullptr : &fake, stack.low,
+                                   size_t(stack.high - stack.low));
   }
   opforge_sim_switch(&from.stack_pointer, to.stack_pointer);
   if (__sanitizer_finish_switch_fiber != nullptr) {

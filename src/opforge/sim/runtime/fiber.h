@@ -15,19 +15,19 @@ struct Stack {
   bool holds_guard(const void* address) const { return address >= low - kGuard && address < low; }
 };
 
-// `count` stacks, each above a page that faults; taken from and given back to a pool, because
-// mapping them costs more than running a small block.
+// Stacks for the most threads a block may have, each above a page that faults; taken from and given
+// back to a pool, because mapping them costs more than running a small block.
 class Stacks {
  public:
-  explicit Stacks(size_t count);
+  static constexpr size_t kCount = 1024;
+
+  Stacks();
   ~Stacks();
   Stacks(const Stacks&) = delete;
   Stack operator[](size_t i) const;
-  size_t count() const { return count_; }
 
  private:
   char* base_;
-  size_t count_;
 };
 
 // A suspended flow of execution.
@@ -38,8 +38,9 @@ struct Context {
 // Makes `context` start in entry() on `stack` when it is switched to. entry must not return.
 void prepare(Context& context, const Stack& stack, void (*entry)());
 
-// Leaves `from` to be continued later and continues `to`, which lives on `stack`.
-void switch_to(Context& from, Context& to, const Stack& stack);
+// Leaves `from`, to be continued later unless it is `done`, and continues `to`, which lives on
+// `stack`.
+void switch_to(Context& from, Context& to, const Stack& stack, bool done = false);
 // The first thing a fiber does once it runs.
 void arrived();
 

@@ -50,8 +50,7 @@ double now() {
 
 namespace {
 
-// The code of the library a kernel is in. Only there may a thread be stopped from a signal handler:
-// elsewhere it may hold a lock.
+// The code of the library a kernel is in.
 struct Code {
   uintptr_t low = 0, high = 0;
 };
@@ -83,12 +82,10 @@ Code code_around(const void* function) {
 
 __thread Code device_code;
 
-// Leaves the thread that a signal interrupted for good, if it was in device code.
-bool leave(Worker& w, uintptr_t pc) {
-  if (w.running == nullptr || pc < device_code.low || pc >= device_code.high) return false;
+// Leaves the thread that a signal interrupted for good.
+void leave(Worker& w) {
   w.abandoned = true;
-  switch_to(w.running->context, w.scheduler, w.own_stack);
-  return true;
+  switch_to(w.running->context, w.scheduler, w.own_stack, true);
 }
 
 uintptr_t interrupted_at(const void* context) {
@@ -101,7 +98,8 @@ void on_tick(int, siginfo_t*, void* context) {
   if (w == nullptr || now() - w->started < double(settings.timeout)) return;
   const uintptr_t pc = interrupted_at(context);
   w->late = reinterpret_cast<const void*>(pc);
-  leave(*w, pc);  // elsewhere, check_time() or the scheduler will see to it
+  // Elsewhere it may hold a lock: check_time() or the scheduler will see to it.
+  if (in_kernel && pc >= device_code.low && pc < device_code.high) leave(*w);
 }
 
 constexpr int kTick = SIGURG;  // ignored by default, so a late one does no harm
@@ -110,9 +108,9 @@ struct sigaction before[std::size(kFaults)];  // whose faults they are outside d
 
 void on_fault(int signal, siginfo_t* info, void* context) {
   const uintptr_t pc = interrupted_at(context);
-  if (Worker* w = worker) {
-    w->crashed = {reinterpret_cast<const void*>(pc + 1), info->si_addr};
-    leave(*w, pc);
+  if (in_kernel) {  // or in a function that it called, memcpy perhaps
+    worker->crashed = {reinterpret_cast<const void*>(pc + 1), info->si_addr};
+    leave(*worker);
   }
   sigaction(signal, &before[signal == SIGSEGV ? 0 : 1], nullptr);  // faults again, for its owner
 }
@@ -187,7 +185,7 @@ void work(Launch& l) {
   Worker w;
   w.launch = &l;
   w.own_stack = this_threads_stack();
-  for (size_t i = w.stacks.count(); i-- > 0;) w.free_stacks.push_back(w.stacks[i]);
+  for (size_t i = Stacks::kCount; i-- > 0;) w.free_stacks.push_back(w.stacks[i]);
   w.fibers.resize(size_t(l.threads));
   w.warps.resize(size_t((l.threads + kWarp - 1) / kWarp));
   w.order.resize(size_t(l.threads));
@@ -225,6 +223,7 @@ int host_threads(const Launch& l) {
     cpu_set_t cores;
     most = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
   }
+  most = std::min<int64_t>(most, 16);  // each maps two thousand pieces of memory, its stacks
   // A host thread costs as much as some thousand simulated ones.
   return int(std::clamp<int64_t>(l.blocks * l.threads / 8192, 1, std::min(most, l.blocks)));
 }
@@ -268,7 +267,14 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const Kernel& kernel) {
   traffic::begin_launch(l);
   const FaultHandlers handlers;
   std::vector<std::thread> helpers;
-  for (int i = host_threads(l); i > 1; --i) helpers.emplace_back([&l] { work(l); });
+  for (int i = host_threads(l); i > 1; --i) {
+    helpers.emplace_back([&l] {
+      try {
+        work(l);
+      } catch (const std::bad_alloc&) {  // the blocks are left to the others
+      }
+    });
+  }
   work(l);
   for (std::thread& helper : helpers) helper.join();
   traffic::end_launch(l);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory.h"
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -31,6 +32,11 @@ const SharedPart* shared_part(const Worker& w, uintptr_t address) {
     if (p.taken && address >= low && address < low + p.bytes) return &p;
   }
   return nullptr;
+}
+
+bool is_poison(uintptr_t address, size_t bytes) {
+  const auto* p = reinterpret_cast<const unsigned char*>(address);
+  return std::all_of(p, p + bytes, [](unsigned char c) { return c == 0xff; });
 }
 
 std::string memory_at(const Worker& w, uintptr_t address) {
@@ -76,7 +82,7 @@ void returns(const void* address, size_t bytes, size_t element) {
   if (r == nullptr || !r->fresh) return;
   size_t missing = 0, first = 0;
   shadow::pages.visit(low, bytes, [&](const shadow::Cell& cell, uintptr_t at, size_t size) {
-    if (cell.write.moment != 0) return;
+    if (cell.written() || !shadow::is_poison(at, size)) return;
     if (missing == 0) first = (at - low) / element;
     missing += size;
   });

@@ -17,6 +17,8 @@ struct Range {
 const Range* allocation(uintptr_t address);
 // The part of the running block's shared memory that holds it, if any.
 const SharedPart* shared_part(const Worker& w, uintptr_t address);
+// Whether memory is as `allocated` left it, or the host has used it since.
+bool is_poison(uintptr_t address, size_t bytes);
 // "shared memory (byte 4 of 128)"
 std::string memory_at(const Worker& w, uintptr_t address);
 

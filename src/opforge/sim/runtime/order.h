@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happened before what: barrier epochs within a block, clocks within a warp, and between
-// blocks what fences and atomics have told.
+// What happened before what: barrier epochs within a block, clocks within a warp, and what fences
+// and atomics have told.
 #pragma once
 
 #include <string>
@@ -10,18 +10,25 @@
 
 namespace opforge::sim::shadow {
 
-// unfenced: the other block told of what it did through an atomic, but without a fence before that.
-enum class Order { before, unfenced, none };
-
 // Whether an access is ordered before what thread `f` does now.
-Order order(const Worker& w, const Fiber& f, const Access& a);
+bool ordered(const Worker& w, const Fiber& f, const Access& a);
 
-// The current thread changes an atomic in global memory: it tells others what it has fenced, and
-// learns what they told, once it fences, too.
-void tell(const Worker& w, uintptr_t address);
+// Adds an access of the current thread to others of its kind that nothing need order.
+void join(const Worker& w, const Fiber& f, Access& others, const Access& mine);
+
+// The current thread writes to global memory: others cannot rely on seeing it before a fence.
+void note_global_write(const Worker& w, const Fiber& f);
+
+// The current thread changes an atomic: it tells others what it has fenced, and learns what they
+// told, once it reaches a fence or a barrier.
+void tell(const Worker& w, uintptr_t address, bool shared);
+
+// Whether a block has changed an atomic that thread `f` or its block has changed, too.
+bool has_told(const Fiber& f, uint32_t block);
 
 bool of_this_launch(const Access& a);
 uint32_t block_of(const Access& a);  // if it is
-std::string name_of(const Access& a);
+// A thread that did it, another one than `f` if there is one.
+std::string name_of(const Access& a, const Worker& w, const Fiber& f);
 
 }  // namespace opforge::sim::shadow

@@ -38,9 +38,11 @@ std::vector<std::pair<std::string, std::string>> frames(const void* pc) {
   Dl_info info{};
   if (pc == nullptr || dladdr(pc, &info) == 0 || info.dli_fname == nullptr) return found;
   const auto offset = static_cast<const char*>(pc) - static_cast<const char*>(info.dli_fbase);
+  std::string library;
+  for (const char* c = info.dli_fname; *c != 0; ++c)
+    library += *c == '\'' ? "'\\''" : std::string(1, *c);
   std::ostringstream command;
-  command << "addr2line -C -f -i -e '" << info.dli_fname << "' 0x" << std::hex << offset
-          << " 2>/dev/null";
+  command << "addr2line -C -f -i -e '" << library << "' 0x" << std::hex << offset << " 2>/dev/null";
   FILE* pipe = popen(command.str().c_str(), "r");
   if (pipe == nullptr) return found;
   char line[4096];

@@ -7,6 +7,7 @@
 #include "order.h"
 #include "pages.h"
 #include "report.h"
+#include "traffic.h"
 
 namespace opforge::sim {
 
@@ -17,30 +18,28 @@ Pages pages;
 namespace {
 
 void report_race(const Worker& w, const Fiber& f, uintptr_t address, Kind kind, const void* pc,
-                 const Access& other, bool other_wrote, Order how) {
-  const char* verb[] = {"reads ", "writes ", "changes with an atomic "};
+                 const Access& other, bool other_wrote) {
+  static const char* const kVerbs[] = {" reads ", " writes ", " changes with an atomic "};
+  const bool of_before = !of_this_launch(other) || (other.before && !f.awaited);
+  const bool of_others = !of_before && (other.many_blocks || block_of(other) != w.block);
+  const bool told = of_others && has_told(f, block_of(other));
   std::string reason;
-  if (!of_this_launch(other)) {
+  if (of_before) {
     reason = "without await_previous() before it";
-  } else if (block_of(other) != w.block) {
-    reason = how == Order::unfenced
-                 ? "and told of it through an atomic, but without a __threadfence() after it"
-                 : "and nothing orders the two blocks";
-  } else if (int(other.thread) / kWarp == f.warp()) {
+  } else if (told) {
+    reason = "and told of it through an atomic, but without a __threadfence() after it";
+  } else if (of_others) {
+    reason = "and nothing orders the two blocks";
+  } else if (int(other.thread) / kWarp == f.warp() && !other.many_warps) {
     reason = "with neither a barrier nor a __syncwarp() between";
   } else {
     reason = "with no barrier between";
   }
-  const std::string text = sim::name_of(f) + " " + verb[int(kind)] + memory_at(w, address) +
-                           " that " + shadow::name_of(other) +
-                           (other_wrote ? " wrote, " : " read, ") + reason;
-  report(how == Order::unfenced ? "missing-fence" : "race", text, pc,
+  const std::string text = sim::name_of(f) + kVerbs[int(kind)] + memory_at(w, address) + " that " +
+                           shadow::name_of(other, w, f) + (other_wrote ? " wrote, " : " read, ") +
+                           reason;
+  report(told ? "missing-fence" : "race", text, pc,
          reinterpret_cast<const void*>(uintptr_t(other.pc)), other_wrote ? "wrote" : "read");
-}
-
-bool is_poison(uintptr_t address, size_t bytes) {
-  const auto* p = reinterpret_cast<const unsigned char*>(address);
-  return std::all_of(p, p + bytes, [](unsigned char c) { return c == 0xff; });
 }
 
 void check_written(const Worker& w, const Fiber& f, uintptr_t address, size_t bytes,
@@ -61,45 +60,27 @@ void fresh_shared(const void* address, size_t bytes) {
 }
 
 void access(uintptr_t address, size_t bytes, Kind kind, const void* pc) {
-  Worker& w = *worker;
+  const Worker& w = *worker;
   const Fiber& f = *w.running;
-  const uint32_t clock = w.warps[f.warp()].clock, bit = 1u << f.lane();
   Access mine;
   mine.pc = reinterpret_cast<uintptr_t>(pc);
   mine.thread = uint64_t(f.number);
-  mine.atomic = kind == Kind::atomic;
   mine.moment = w.moment;
-  mine.stamp = clock;
-  mine.lanes = bit;
+  mine.stamp = w.warps[size_t(f.warp())].clock;
+  mine.lanes = 1u << f.lane();
+  if (kind == Kind::write && shared_part(w, address) == nullptr) note_global_write(w, f);
   pages.visit(address, bytes, [&](Cell& cell, uintptr_t at, size_t size) {
-    if (!(kind == Kind::atomic && cell.write.atomic)) {
-      if (const Order o = order(w, f, cell.write); o != Order::before) {
-        report_race(w, f, at, kind, pc, cell.write, true, o);
-      }
-    }
-    if (kind != Kind::write && cell.write.moment == 0) check_written(w, f, at, size, pc);
-    if (kind != Kind::read) {
-      if (const Order o = order(w, f, cell.read); o != Order::before) {
-        report_race(w, f, at, kind, pc, cell.read, false, o);
-      }
-      cell.write = mine;
-      cell.read = {};
-      return;
-    }
-    Access& r = cell.read;
-    if (order(w, f, r) == Order::before) {
-      r = mine;
-    } else if (r.moment != w.moment) {
-      if (of_this_launch(r)) {
-        r.many_blocks = 1;
-      } else {
-        r = mine;
-      }
-    } else if (int(r.thread) / kWarp == f.warp() && !r.many_warps) {
-      r.lanes |= bit;
-      r.stamp = std::max(r.stamp, clock);
+    const auto check = [&](const Access& a, bool wrote) {
+      if (!ordered(w, f, a)) report_race(w, f, at, kind, pc, a, wrote);
+    };
+    check(cell.write, true);
+    if (kind != Kind::atomic) check(cell.atomic, true);
+    if (kind != Kind::read) check(cell.read, false);
+    if (kind != Kind::write && !cell.written()) check_written(w, f, at, size, pc);
+    if (kind == Kind::write) {
+      cell = {mine, {}, {}};
     } else {
-      r.many_warps = 1;
+      join(w, f, kind == Kind::atomic ? cell.atomic : cell.read, mine);
     }
   });
 }
@@ -122,11 +103,10 @@ void atomic_access(const void* address, size_t bytes) {
            __builtin_return_address(0));
   }
   check_time(__builtin_return_address(0));
+  if (settings.traffic) traffic::access(at, bytes, true, __builtin_return_address(0));
   if (!settings.race) return;
-  using namespace shadow;
-  Worker& w = *worker;
-  access(at, bytes, Kind::atomic, __builtin_return_address(0));
-  if (shared_part(w, at) == nullptr) tell(w, at);
+  shadow::access(at, bytes, shadow::Kind::atomic, __builtin_return_address(0));
+  shadow::tell(*worker, at, shadow::shared_part(*worker, at) != nullptr);
 }
 
 }  // namespace opforge::sim

@@ -14,7 +14,6 @@ enum class Kind { read, write, atomic };
 
 void begin_launch(const Launch& l);
 void begin_block(Worker& w);
-void end_block(Worker& w);
 void barrier(Worker& w);
 void warp_sync(Worker& w, int warp, uint32_t lanes);
 void fresh_shared(const void* address, size_t bytes);

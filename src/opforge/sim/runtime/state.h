@@ -75,7 +75,7 @@ struct Worker {
   Launch* launch = nullptr;
   Context scheduler;
   Stack own_stack;
-  Stacks stacks{1024};
+  Stacks stacks;
   std::vector<Stack> free_stacks;  // last in, first out: a kernel without barriers needs but one
   std::vector<Fiber> fibers;
   std::vector<WarpState> warps;
@@ -100,8 +100,8 @@ extern __thread bool in_kernel;  // device code runs on this host thread
 
 // Executes one block on this worker.
 void execute(Worker& w, int64_t number);
-// Lets the other threads of the block run until this one is ready again.
-void suspend();
+// Lets the other threads of the block run until this one is ready again, or for good.
+void suspend(bool done = false);
 // Completes what lane `at` of a warp waits in, if all lanes it names have come.
 void try_complete(Worker& w, int warp, int at);
 // Ends the current thread's block for good. Does not return.

@@ -50,12 +50,6 @@ std::unordered_map<uintptr_t, Touched> touched;
 std::string finished;  // lines for Python
 std::mutex lock;
 
-void count_global(const std::vector<uintptr_t>& sectors, uint64_t bytes, bool write) {
-  ++totals.requests[write];
-  totals.bytes[write] += bytes;
-  totals.sectors[write] += sectors.size();
-}
-
 // Wide accesses are served a part of the warp at a time, 128 bytes each.
 void count_shared(const Lane* first, const Lane* last) {
   ++totals.shared_requests;
@@ -95,7 +89,9 @@ void count_request(const Lane* first, const Lane* last) {
   std::sort(sectors.begin(), sectors.end());
   sectors.erase(std::unique(sectors.begin(), sectors.end()), sectors.end());
   totals.fewest[first->write] += std::min<uint64_t>(sectors.size(), (bytes + 31) / kSector);
-  count_global(sectors, bytes, first->write);
+  ++totals.requests[first->write];
+  totals.bytes[first->write] += bytes;
+  totals.sectors[first->write] += sectors.size();
 }
 
 void flush() {

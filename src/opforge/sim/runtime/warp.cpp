@@ -14,9 +14,9 @@ int source_lane(const Fiber& f) {
   const int lane = f.lane(), base = lane & ~(o.width - 1);
   switch (o.operation) {
     case Lanes::up:
-      return uint32_t(o.argument) <= uint32_t(lane - base) ? lane - o.argument : -1;
+      return lane - (o.argument & 31) >= base ? lane - (o.argument & 31) : -1;
     case Lanes::down:
-      return uint32_t(o.argument) < uint32_t(base + o.width - lane) ? lane + o.argument : -1;
+      return lane + (o.argument & 31) < base + o.width ? lane + (o.argument & 31) : -1;
     case Lanes::shuffle:
       return base + (o.argument & (o.width - 1));
     default:

@@ -19,6 +19,16 @@ OPFORGE_SIM_INLINE T exchange_with(T* address, const F& change) {
   return before;
 }
 
+// Integers of an atomic sum wrap: that is no overflow of an index.
+template <class T>
+OPFORGE_SIM_INLINE auto wrapping(T a) {
+  if constexpr (std::is_integral_v<T>) {
+    return std::make_unsigned_t<T>(a);
+  } else {
+    return a;
+  }
+}
+
 }  // namespace opforge::sim
 
 #define OPFORGE_SIM_ATOMIC(name, expression)                                         \
@@ -34,8 +44,8 @@ OPFORGE_SIM_INLINE T exchange_with(T* address, const F& change) {
   OPFORGE_SIM_INLINE T name##_system(T* address, std::type_identity_t<T> b) {        \
     return name(address, b);                                                         \
   }
-OPFORGE_SIM_ATOMIC(atomicAdd, a + b)
-OPFORGE_SIM_ATOMIC(atomicSub, a - b)
+OPFORGE_SIM_ATOMIC(atomicAdd, opforge::sim::wrapping(a) + opforge::sim::wrapping(b))
+OPFORGE_SIM_ATOMIC(atomicSub, opforge::sim::wrapping(a) - opforge::sim::wrapping(b))
 OPFORGE_SIM_ATOMIC(atomicMin, b < a ? b : a)
 OPFORGE_SIM_ATOMIC(atomicMax, a < b ? b : a)
 OPFORGE_SIM_ATOMIC(atomicAnd, a& b)

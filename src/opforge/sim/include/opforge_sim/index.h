@@ -84,7 +84,7 @@ class Index {
   }
   OPFORGE_SIM_INLINE Index operator-() const { return of(-exact_); }
   OPFORGE_SIM_INLINE Index operator+() const { return *this; }
-  OPFORGE_SIM_INLINE Index operator~() const { return of(uint32_t(~bits())); }
+  OPFORGE_SIM_INLINE Index operator~() const { return of(-1 - exact_); }
 
  private:
   int64_t exact_;

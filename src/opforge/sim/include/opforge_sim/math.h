@@ -11,22 +11,42 @@
 using std::fma;
 using std::fmaf;
 
-// CUDA's min and max, mixed kinds included. NaN gives the other argument, as fmin and fmax do.
-#define OPFORGE_SIM_MINMAX(name, compare, floating)                              \
+namespace opforge::sim::detail {
+
+// NaN gives the other argument; of two zeros the sign decides, as on the GPU.
+template <class T>
+OPFORGE_SIM_INLINE T least(T a, T b) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return a == b ? (std::signbit(a) ? a : b) : std::fmin(a, b);
+  } else {
+    return a < b ? a : b;
+  }
+}
+template <class T>
+OPFORGE_SIM_INLINE T most(T a, T b) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return a == b ? (std::signbit(a) ? b : a) : std::fmax(a, b);
+  } else {
+    return a > b ? a : b;
+  }
+}
+
+}  // namespace opforge::sim::detail
+
+// CUDA's min and max take mixed kinds, too.
+#define OPFORGE_SIM_MINMAX(name, choose)                                         \
   template <class A, class B>                                                    \
     requires std::is_arithmetic_v<A> && std::is_arithmetic_v<B>                  \
   OPFORGE_SIM_INLINE std::common_type_t<A, B> name(A a, B b) {                   \
-    using T = std::common_type_t<A, B>;                                          \
-    if constexpr (std::is_floating_point_v<T>) return std::floating(T(a), T(b)); \
-    return T(a) compare T(b) ? T(a) : T(b);                                      \
+    return opforge::sim::detail::choose<std::common_type_t<A, B>>(a, b);         \
   }                                                                              \
   template <class A, class B>                                                    \
     requires opforge::sim::detail::WithIndex<A, B>                               \
   OPFORGE_SIM_INLINE auto name(A a, B b) {                                       \
     return name(opforge::sim::detail::plain(a), opforge::sim::detail::plain(b)); \
   }
-OPFORGE_SIM_MINMAX(min, <, fmin)
-OPFORGE_SIM_MINMAX(max, >, fmax)
+OPFORGE_SIM_MINMAX(min, least)
+OPFORGE_SIM_MINMAX(max, most)
 #undef OPFORGE_SIM_MINMAX
 
 OPFORGE_SIM_INLINE unsigned __umulhi(unsigned a, unsigned b) {

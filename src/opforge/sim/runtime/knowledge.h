@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// How far somebody knows what other threads did: for each block, everything up to a barrier, and
+// what lanes of some warps did since.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <map>
+
+#include "state.h"
+
+namespace opforge::sim::shadow {
+
+using Clocks = std::array<uint32_t, kWarp>;  // of the lanes of a warp
+
+class Knowledge {
+ public:
+  bool empty() const { return blocks_.empty(); }
+  void clear() { blocks_.clear(); }
+
+  // All that `block` did before the barrier that began `epoch`.
+  void learn(uint32_t block, uint32_t epoch) { merge(blocks_[block], {epoch, {}}); }
+  // And what the lanes of a warp did in that epoch, up to these clocks.
+  void learn(uint32_t block, uint32_t epoch, int warp, const Clocks& clocks) {
+    merge(blocks_[block], {epoch, {{warp, clocks}}});
+  }
+  void learn(const Knowledge& other) {
+    for (const auto& [block, what] : other.blocks_) merge(blocks_[block], what);
+  }
+
+  bool covers_epoch(uint32_t block, uint32_t epoch) const {
+    const auto found = blocks_.find(block);
+    return found != blocks_.end() && found->second.epoch > epoch;
+  }
+  // Something of every thread, as far as that can be told: the epoch has been reached.
+  bool reaches_epoch(uint32_t block, uint32_t epoch) const {
+    const auto found = blocks_.find(block);
+    return found != blocks_.end() && found->second.epoch >= epoch;
+  }
+  bool covers_lanes(uint32_t block, uint32_t epoch, int warp, uint32_t lanes,
+                    uint32_t clock) const {
+    const auto found = blocks_.find(block);
+    if (found == blocks_.end() || found->second.epoch != epoch) return false;
+    const auto clocks = found->second.warps.find(warp);
+    if (clocks == found->second.warps.end()) return false;
+    for (int lane = 0; lane < kWarp; ++lane) {
+      if ((lanes >> lane & 1) && clocks->second[size_t(lane)] < clock) return false;
+    }
+    return true;
+  }
+
+ private:
+  struct Block {
+    uint32_t epoch = 0;
+    std::map<int, Clocks> warps;  // within that epoch
+  };
+
+  static void merge(Block& into, const Block& from) {
+    if (from.epoch > into.epoch) {
+      into = from;
+    } else if (from.epoch == into.epoch) {
+      for (const auto& [warp, clocks] : from.warps) {
+        Clocks& mine = into.warps[warp];
+        for (int i = 0; i < kWarp; ++i)
+          mine[size_t(i)] = std::max(mine[size_t(i)], clocks[size_t(i)]);
+      }
+    }
+  }
+
+  std::map<uint32_t, Block> blocks_;
+};
+
+}  // namespace opforge::sim::shadow
