@@ -350,7 +350,8 @@ def test_casts_keep_the_bits(call: Call) -> None:
 
 def test_fmaf_rounds_once(call: Call) -> None:
     found = call("fused", [bits(1 + 2**-12), bits(-1 - 2**-11)], block=(1,), size=5)
-    assert found == [bits(2**-24), bits(2**-24), 0, 0, 1]
+    plain = 0 if call.machine == "sim" else bits(2**-24)  # nvcc fuses a * a + c by default
+    assert found == [bits(2**-24), bits(2**-24), 0, plain, 1]
 
 
 def test_half_and_bfloat16(call: Call) -> None:
