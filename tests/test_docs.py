@@ -65,3 +65,14 @@ def test_sources_carry_their_licence_line() -> None:
     bare = [f for f in files if "SPDX-License-Identifier: Apache-2.0" not in f.read_text()[:200]]
     assert files
     assert not bare
+
+
+def test_the_table_of_wrong_kernels_is_complete() -> None:
+    page = (ROOT / "docs" / "simulator.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| .* \| (.*) \|$", page, re.MULTILINE)
+    table = dict(rows[next(i for i, row in enumerate(rows) if row[0].startswith("atomics")) :])
+    assert set(table) == {p.name for p in (ROOT / "tests" / "wrong_kernels").iterdir()}
+    named = sum(1 for text in table.values() if "check" in text)
+    assert f"{len(table)} named here, {named} there." in page
+    assert f"Of {len(table)} wrong kernels it names all" in (ROOT / "README.md").read_text()
+    assert f"names {named}." in (ROOT / "README.md").read_text()

@@ -166,7 +166,7 @@ def test_a_seed_shuffles_threads_and_blocks(call: Call) -> None:
     [
         ({"mode": "asan"}, RuntimeError, "AddressSanitizer.*opforge sim OP --asan"),
         ({"mode": "fast"}, ValueError, "'fast' is none of 'plain', 'race', 'asan'"),
-        ({"seed": -1}, ValueError, "seed=-1 must be from 0"),
+        ({"seed": -1}, ValueError, "seed=-1 must be a whole number from 0"),
         ({"seed": 2**63}, ValueError, "seed="),
         ({"traffic": True}, ValueError, "traffic=True needs mode='race'"),
     ],

@@ -15,6 +15,7 @@ from op_cases import OPS, each_op, record
 
 import opforge
 from opforge import sim
+from opforge.errors import KernelUnavailable
 from opforge.op import Make
 from opforge.sim import command, stats
 
@@ -104,6 +105,8 @@ def test_the_command_runs_all_cases_and_says_so():
     [
         (["--race", "--asan"], "choose one of --asan, --race and --stats"),
         (["--seed", "-1"], "--seed"),
+        (["--seed", str(2**62)], "--seed"),
+        (["--stats", "--seed", "1"], "no use for --seed"),
     ],
 )
 def test_the_command_refuses_what_makes_no_sense(arguments, said):
@@ -116,7 +119,62 @@ def test_an_op_without_a_cuda_kernel_is_named(tmp_path):
     folder = write_op(tmp_path / "times", cu=None)
     done = cli(folder)
     assert done.returncode == 2
-    assert "times has no sim source (*.cu)" in done.stderr
+    assert "times has no CUDA source (*.cu)" in done.stderr
+    assert cli(folder, "--stats").returncode == 2
+
+
+def test_an_op_without_cases_is_named(tmp_path):
+    empty = TWICE_OP.replace("[(make(1024),), (make(4096),)]", "[]")
+    folder = write_op(tmp_path / "twice", op_py=empty, cpp=None, cu=TWICE)
+    for option in ([], ["--stats"]):
+        done = cli(folder, *option)
+        assert done.returncode == 2
+        assert "the record of twice yields no cases" in done.stderr
+
+
+def test_an_op_that_refuses_its_own_case_is_a_fault(tmp_path):
+    refusing = TWICE.replace(
+        "const int n = int(x.numel());",
+        """const int n = int(x.numel());
+      OPFORGE_CHECK(n == 1024, "I take 1024 elements");""",
+    )
+    folder = write_op(tmp_path / "twice", op_py=TWICE_OP, cpp=None, cu=refusing)
+    done = cli(folder)
+    assert done.returncode == 1
+    assert "twice float32 case 1\nI take 1024 elements" in done.stdout
+    assert "look for the cause with --race and with --asan" in done.stdout
+
+
+def test_run_takes_functions_names_and_folders():
+    x = torch.randn(3, 4)
+    folder = Path(opforge.__file__).parent / "ops" / "reduce_sum"
+    for op in (opforge.reduce_sum, "reduce_sum", folder):
+        torch.testing.assert_close(sim.run(op, x), x.sum())
+    assert sim.run(record("reduce_sum"), x, [0], True).shape == (1, 4)
+
+
+def test_run_says_when_nothing_was_simulated():
+    with pytest.raises(ValueError, match=r"relu was not simulated: it takes plain tensors on the"):
+        sim.run("relu", torch.randn(3, device="meta"))
+
+
+def test_without_jit_nothing_is_built(cache_dir, monkeypatch):
+    monkeypatch.setenv("OPFORGE_JIT", "0")
+    op = record("relu")
+    with pytest.raises(KernelUnavailable, match=r"OPFORGE_JIT=0 forbids it; unset OPFORGE_JIT"):
+        sim.runtime._built(sim.runtime.plan(op, "sim"))
+
+
+def test_options_of_the_wrong_kind():
+    for options in ({"device": "cpu"}, {"seed": 1.5}):
+        with pytest.raises((TypeError, ValueError), match=r"must be a"), sim.active(**options):
+            pass
+
+
+def test_signed_zeros_are_different_bits():
+    zeros = torch.tensor([0.0, -0.0])
+    with pytest.raises(sim.SimulationError, match="order-dependent: 2 of 2"):
+        command._compare_bits((zeros,), (-zeros,))
 
 
 def test_far_apart_elements():
@@ -204,7 +262,7 @@ class TestTraffic:
         done = cli(folder, "--stats")
         assert done.returncode == 0, done.stderr
         assert "moves 2.00 times what it must" in done.stdout
-        assert "32.0 (4.0)" in done.stdout
+        assert "sectors 32.0 (4.0)" in done.stdout
 
 
 @pytest.mark.parametrize(("mode", "limit"), [("plain", 2.0), ("race", 30.0)])

@@ -45,6 +45,8 @@ CONSTRUCTS = [
     ("a CUDA library", "#include <thrust/sort.h>"),
     ("tensor-core instructions", "#include <mma.h>"),
     ("CUDA's half types", "#include <cuda_fp16.h>"),
+    ("inline PTX", 'asm __volatile__("membar.gl;");'),
+    ("an approximate function", "float y = __expf(x);"),
     ("textures", "texture<float, 2> image;"),
     ("textures", "float v = tex2D<float>(image, u, v);"),
 ]  # fmt: skip
@@ -54,7 +56,7 @@ def test_every_construct_is_tried() -> None:
     assert {name for name, _ in CONSTRUCTS} == {name for _, name, _ in unsupported._CONSTRUCTS}
 
 
-@pytest.mark.parametrize("file", ["cuda.cu", "kernel.cuh"])
+@pytest.mark.parametrize("file", ["cuda.cu", "kernel.cuh", "more.h"])
 @pytest.mark.parametrize(("name", "line"), CONSTRUCTS, ids=[line for _, line in CONSTRUCTS])
 def test_unsupported_construct(tmp_path: Path, name: str, line: str, file: str) -> None:
     folder = write_op(tmp_path / "op", name="sim_unsupported", cpp=None, cu='#include "kernel.cuh"')
@@ -80,6 +82,9 @@ def test_a_comment_uses_nothing(tmp_path: Path) -> None:
         ("#ifndef OPFORGE_SIM", False),
         ("#ifdef __CUDA_ARCH__", False),
         ("#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900", False),
+        ("#if __CUDA_ARCH__ >= 900", False),
+        ("#if 0", False),
+        ("#if OPFORGE_SIM\nint a;\n#else", False),
         ("#if SOMETHING_ELSE", True),
         ("#if defined(OPFORGE_SIM)\nint a;\n#else", False),
         ("#if !defined(OPFORGE_SIM)\nint a;\n#elif SOMETHING", True),

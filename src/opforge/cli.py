@@ -142,7 +142,8 @@ def sim(
         typer.Option("--race", help="find races, reads of unwritten memory, misaligned accesses"),
     ] = False,
     seed: Annotated[
-        int | None, typer.Option(min=0, help="run threads and blocks in another order")
+        int | None,
+        typer.Option(min=0, max=2**62 - 2, help="run threads and blocks in another order"),
     ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="print the memory traffic of each kernel")
@@ -163,10 +164,9 @@ def sim(
         seeding = [] if seed is None else ["--seed", str(seed)]
         raise typer.Exit(command.in_asan(records, [*(ops or []), "--asan", *seeding]))
     if stats:
-        for op in records:
-            traffic.show(op, out)
-        out.print(traffic.LEGEND, highlight=False)
-        return
+        if seed is not None:
+            raise typer.BadParameter("--stats counts; it has no use for --seed")
+        raise typer.Exit(traffic.show_all(records, out))
     mode: Mode = "asan" if asan else "race" if race else "plain"
     outcomes = command.simulate_all(records, mode, seed)
     for outcome in outcomes:

@@ -63,16 +63,21 @@ def find(name_or_path: str) -> Op:
     return load_folder(Path(name_or_path)).op
 
 
-def record_of(op: str | Op | Callable[..., Any]) -> Op:
+def record_of(op: str | Path | Op | Callable[..., Any]) -> Op:
     """The record of an op given as a built-in name, a folder, a record or a public function."""
     if isinstance(op, Op):
         return op
-    if isinstance(op, str):
-        return find(op)
+    if isinstance(op, (str, Path)):
+        return find(str(op))
     for known in loaded():
         if op is known.function:
             return known.op
     raise RecordError(f"{op!r} is not the public function of a loaded op")
+
+
+def function_of(op: Op) -> Callable[..., Any]:
+    """The public function of a loaded record."""
+    return next(known.function for known in loaded() if known.op is op)
 
 
 def loaded() -> list[Loaded]:

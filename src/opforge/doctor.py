@@ -78,7 +78,7 @@ def _simulator() -> Iterator[Finding]:
     try:
         plan_simulator()
     except OpforgeError as error:
-        yield Finding("simulator", "note", str(error), toolchain.INSTALL_CXX)
+        yield Finding("simulator", "note", str(error))
         return
     if shutil.which("addr2line") is None:
         remedy = "install binutils (Debian, Ubuntu: apt-get install binutils)"

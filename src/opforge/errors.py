@@ -34,3 +34,7 @@ class NotSimulated(OpforgeError):
 
 class SimulationError(OpforgeError):
     """The simulator found faults in a kernel."""
+
+
+class SettingError(OpforgeError, ValueError):
+    """An environment variable has a value that makes no sense."""

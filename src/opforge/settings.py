@@ -8,7 +8,7 @@ from pathlib import Path
 
 import platformdirs
 
-from opforge.errors import CacheError
+from opforge.errors import CacheError, SettingError
 
 # name -> what it does; `opforge doctor` prints the ones that are set.
 VARIABLES = {
@@ -59,7 +59,9 @@ def sim_timeout() -> int:
     """Seconds a simulated block may take before it is stopped."""
     value = os.environ.get("OPFORGE_SIM_TIMEOUT", "60")
     if not value.isdecimal() or int(value) < 1:
-        raise ValueError(f"OPFORGE_SIM_TIMEOUT={value!r} is not a positive whole number of seconds")
+        raise SettingError(
+            f"OPFORGE_SIM_TIMEOUT={value!r} is not a positive whole number of seconds"
+        )
     return int(value)
 
 

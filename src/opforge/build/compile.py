@@ -19,12 +19,12 @@ from pathlib import Path
 import ninja
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from opforge.build import cache
 from opforge.build.plan import SIM_TARGETS, Plan
 from opforge.build.signature import HEADER_NAME
 from opforge.errors import BuildError, CacheError, OpforgeError
+from opforge.progress import bar
 
 TRIAL_LIMIT = 300.0  # seconds for importing torch and loading one library
 
@@ -151,15 +151,7 @@ def _ninja(scratch: Path, jobs: int, plans: list[Plan], quiet: bool) -> str:
     if not quiet and not console.is_terminal:
         print(f"opforge: building {what} …", file=sys.stderr)
     started, lines = time.monotonic(), []
-    with Progress(
-        TextColumn("opforge: building {task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=quiet or not console.is_terminal,
-    ) as progress:
+    with bar("building", console, quiet) as progress:
         task = progress.add_task(what, total=None)
         process = subprocess.Popen(
             command,

@@ -95,7 +95,8 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         raise RecordError(f"unknown target {target!r}; targets are {', '.join(_SOURCES)}")
     sources = tuple(sorted(op.folder.glob(_SOURCES[target])))
     if not sources:
-        raise RecordError(f"{op.name} has no {target} source ({_SOURCES[target]}) in {op.folder}")
+        kind = "CPU" if target == "cpu" else "CUDA"
+        raise RecordError(f"{op.name} has no {kind} source ({_SOURCES[target]}) in {op.folder}")
     if target == "cuda" and not settings.cuda_enabled():
         raise ToolchainError("CUDA is turned off by USE_CUDA=0")
     cxx = toolchain.find_cxx()

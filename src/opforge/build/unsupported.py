@@ -21,7 +21,12 @@ _CONSTRUCTS = [
     (r"\bcp\.async\b|\b__pipeline_", "asynchronous copies", "not there yet"),
     (r"\bmbarrier\b", "mbarriers", "not there yet"),
     (r"__cluster_dims__|\bcluster_group\b", "clusters", "not there yet"),
-    (r"\basm\s*(?:volatile\s*)?\(|\b__asm__\b", "inline PTX", "give it a plain C++ twin"),
+    (r"\basm\s*(?:volatile|__volatile__)?\s*\(|\b__asm", "inline PTX", "give it a plain C++ twin"),
+    (
+        r"\b__(?:exp|exp10|log|log2|log10|sin|cos|tan|pow|fdivide)f\b",
+        "an approximate function",
+        "nothing here gives its bits; use the function without the underscores",
+    ),
     (r"\bcooperative_groups\b", "cooperative groups", "use the warp and block intrinsics"),
     (
         r"#\s*include\s*<(?:thrust/|cu(?:da/|b/|rand|blas|dnn|fft|sparse))",
@@ -31,6 +36,7 @@ _CONSTRUCTS = [
     (r"\btexture<|\btex[123]D", "textures", "not there"),
 ]
 _PATTERNS = [(re.compile(pattern), name, advice) for pattern, name, advice in _CONSTRUCTS]
+_FILES = ("*.cu", "*.cuh", "*.h", "*.hpp")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
@@ -41,7 +47,7 @@ _KNOWN = {"OPFORGE_SIM": True, "USE_CUDA": True, "__CUDA_ARCH__": False, "__CUDA
 
 def check(folder: Path) -> None:
     """Raise for the first construct in the folder's CUDA sources that cannot be simulated."""
-    for file in sorted([*folder.glob("*.cu"), *folder.glob("*.cuh")]):
+    for file in sorted(f for pattern in _FILES for f in folder.glob(pattern)):
         for number, line in _compiled_lines(file.read_text(errors="replace")):
             for pattern, name, advice in _PATTERNS:
                 if pattern.search(line):
@@ -86,7 +92,12 @@ def _holds(kind: str, condition: str) -> bool | None:
 
 
 def _holds_alone(part: str) -> bool | None:
-    match = re.fullmatch(r"\s*(!?)\s*defined\s*\(?\s*(\w+)\s*\)?\s*", part)
+    part = part.strip().strip("()")
+    if part in ("0", "1"):
+        return part == "1"
+    if re.match(r"__CUDA_ARCH__\s*>", part):  # an undefined name counts as 0
+        return False
+    match = re.fullmatch(r"(!?)\s*(?:defined\s*\(?\s*)?(\w+)", part)
     known = _KNOWN.get(match[2]) if match else None
     return known if match is None or known is None or not match[1] else not known
 

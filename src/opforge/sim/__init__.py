@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -57,6 +58,7 @@ class Route(TorchDispatchMode):
         super().__init__()
         self.target, self.device, self.options = target, device, options
         self.calls: list[Call] = []
+        self.routed = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -64,6 +66,7 @@ class Route(TorchDispatchMode):
         kernel = self._simulated(func) if all(map(_is_ordinary, args)) else None
         if kernel is None:
             return func(*args, **(kwargs or {}))
+        self.routed += 1
         # The runtime's settings are the process's: other threads and contexts have their own.
         with _one_at_a_time:
             runtime.configure(self.device, **self.options)
@@ -125,8 +128,10 @@ def active(
         )
     if traffic and mode != "race":
         raise ValueError("traffic=True needs mode='race', whose kernels tell of every access")
-    if seed is not None and not 0 <= seed < 2**62:
-        raise ValueError(f"seed={seed} must be from 0 to 2**62 - 1")
+    if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**62):
+        raise ValueError(f"seed={seed} must be a whole number from 0 to 2**62 - 1")
+    if not isinstance(device, Device):
+        raise TypeError(f"device must be an opforge.sim.Device, got {device!r}")
     route = Route(
         TARGETS[mode],
         device,
@@ -141,7 +146,7 @@ def active(
             yield route.calls
     finally:
         _active.routes = _routes()[:-1]
-        for text in runtime.take_warnings():
+        for text in runtime.take_warnings() if runtime.is_loaded() else []:
             warnings.warn(WARNING + text, stacklevel=3)
 
 
@@ -154,13 +159,24 @@ def _routes() -> tuple[Route, ...]:
     return getattr(_active, "routes", ())
 
 
-def run(op: str | Op | Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call ``op`` on CPU tensors through its simulated CUDA kernels; options as for ``active``."""
+def run(op: str | Path | Op | Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call an op on CPU tensors through its simulated CUDA kernels.
+
+    Args:
+        op: a built-in op's name or function, an op folder, or an :class:`opforge.Op`.
+        args: what the op takes.
+        options: as for :func:`active`.
+    """
     record = discover.record_of(op)
     if not has_sources(record, TARGETS["plain"]):
         raise RecordError(f"{record.name} has no CUDA source (*.cu) in {record.folder}")
+    function = op if callable(op) else discover.function_of(record)
     with active(**options):
-        return record(*args)
+        result = function(*args)
+        route = current()
+        if route is not None and route.routed == 0:
+            raise ValueError(f"{record.name} was not simulated: it takes plain tensors on the CPU")
+    return result
 
 
 def _is_ordinary(value: Any) -> bool:

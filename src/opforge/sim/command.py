@@ -15,14 +15,19 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from opforge import sim
 from opforge.build import toolchain
 from opforge.check.cases import Case, check_backward, check_forward, differentiable
 from opforge.check.compare import Mismatch
-from opforge.errors import SimulationError, ToolchainError
+from opforge.errors import (
+    OpforgeError,
+    RecordError,
+    SimulationError,
+    ToolchainError,
+)
 from opforge.op import Make, Op
+from opforge.progress import bar
 from opforge.sim import runtime
 
 _ASAN_DIED = 99  # the exit code of a process that AddressSanitizer ends
@@ -45,7 +50,8 @@ def runs(op: Op) -> Iterator[tuple[str, Run]]:
     """Each case in each dtype, forward and backward: what it is, and a function that runs it."""
     for dtype in op.dtypes:
         name = str(dtype).removeprefix("torch.")
-        for number, case in enumerate(op.iter_cases(Make(dtype, requires_grad=True))):
+        make = Make(dtype, requires_grad=dtype.is_floating_point)
+        for number, case in enumerate(op.iter_cases(make)):
             what = f"{op.name} {name} case {number}"
             yield what, functools.partial(_forward, op, case)
             if differentiable(case):
@@ -81,9 +87,15 @@ def simulate(
                     with sim.active(mode, seed=shuffled):
                         second = run()
                     _compare_bits(first, second)
-            except (SimulationError, Mismatch) as fault:
-                _note(outcome.faults, what, str(fault))
+            except OpforgeError as error:
+                if not isinstance(error, SimulationError):
+                    raise  # it could not run
+                _note(outcome.faults, what, str(error))
+            except (Mismatch, RuntimeError, TypeError, ValueError) as fault:
+                _note(outcome.faults, what, str(fault))  # the op refuses a case of its own, say
             advance()
+    if outcome.runs == 0:
+        raise RecordError(f"the record of {op.name} yields no cases; there is nothing to simulate")
     for text in dict.fromkeys(str(w.message) for w in caught):
         if text.startswith(sim.WARNING):
             outcome.warnings.append(text.removeprefix(sim.WARNING))
@@ -92,7 +104,9 @@ def simulate(
 
 def _compare_bits(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, ...]) -> None:
     for a, b in zip(first, second, strict=True):
-        same = (a == b) | (a.isnan() & b.isnan())
+        same = _bits(a) == _bits(b)
+        if a.is_floating_point():
+            same |= a.isnan() & b.isnan()
         if not bool(same.all()):
             where = tuple((~same).nonzero()[0].tolist())
             raise SimulationError(
@@ -100,6 +114,14 @@ def _compare_bits(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, .
                 f"threads and blocks run in another order, the first at {where}: "
                 f"{a[where].item()!r} or {b[where].item()!r}"
             )
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bits as integers: 0.0 and -0.0 are not equal there."""
+    if not tensor.is_floating_point():
+        return tensor
+    sizes = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(sizes[tensor.element_size()])
 
 
 def _note(faults: list[str], what: str, text: str) -> None:
@@ -114,15 +136,7 @@ def simulate_all(ops: list[Op], mode: sim.Mode, seed: int | None) -> list[Outcom
     console = Console(stderr=True)
     counts = [sum(1 for _ in runs(op)) for op in ops]
     outcomes = []
-    with Progress(
-        TextColumn("opforge: simulating {task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
+    with bar("simulating", console) as progress:
         task = progress.add_task("", total=sum(counts))
         for op in ops:
             progress.update(task, description=op.name)
@@ -145,17 +159,20 @@ def in_asan(ops: list[Op], arguments: list[str]) -> int:
             "exitcode": _ASAN_DIED,
             "log_path": f"{logs}/asan",
         }
+        told = [f"{k}={v}" for k, v in options.items()]
         environment = {
             **os.environ,
-            "LD_PRELOAD": ":".join(libraries),
-            "ASAN_OPTIONS": ":".join(f"{k}={v}" for k, v in options.items()),
+            "LD_PRELOAD": ":".join([*libraries, os.environ.get("LD_PRELOAD", "")]).rstrip(":"),
+            "ASAN_OPTIONS": ":".join([os.environ.get("ASAN_OPTIONS", ""), *told]).lstrip(":"),
         }
         command = [sys.executable, "-m", "opforge", "sim", *arguments]
         code = subprocess.run(command, env=environment).returncode
-        if code in (0, 1, 2):
-            return code
-        print(f"out-of-bounds: the simulated process was ended{_last_words(Path(logs))}")
-        return 1
+        if code == _ASAN_DIED:
+            print(f"out-of-bounds: the simulated process was ended{_last_words(Path(logs))}")
+            return 1
+        if code not in (0, 1, 2):
+            raise OpforgeError(f"the simulated process ended with exit status {code}")
+        return code
 
 
 def _library_of(cxx: toolchain.Compiler, name: str) -> str:

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
-from opforge.build import compile
-from opforge.build.plan import namespace, plan, plan_simulator
-from opforge.errors import BuildError
+from opforge import settings
+from opforge.build import cache, compile
+from opforge.build.plan import Plan, namespace, plan, plan_simulator
+from opforge.errors import BuildError, KernelUnavailable
 from opforge.op import Op
 from opforge.register import BELOW
 
@@ -70,8 +71,7 @@ class Traffic:
 @functools.cache
 def library() -> ctypes.CDLL:
     """The runtime, its symbols visible to the ops that are loaded after it."""
-    (built,) = compile.build([plan_simulator()])
-    found = ctypes.CDLL(str(built.path), mode=ctypes.RTLD_GLOBAL)
+    found = ctypes.CDLL(str(_built(plan_simulator()).path), mode=ctypes.RTLD_GLOBAL)
     found.opforge_sim_set.argtypes = [ctypes.c_char_p, ctypes.c_int64]
     found.opforge_sim_set.restype = ctypes.c_bool
     for function in (found.opforge_sim_take_warnings, found.opforge_sim_take_traffic):
@@ -110,6 +110,22 @@ def _take(function: Any) -> str:
     return buffer.raw[:length].decode(errors="replace")
 
 
+def _built(planned: Plan) -> cache.Library:
+    """The library of a plan, from the cache or built now."""
+    library = cache.lookup(planned.entry)
+    if library is None and not settings.jit_enabled():
+        raise KernelUnavailable(
+            f"{planned.op} is not built for the simulator, and OPFORGE_JIT=0 forbids it; "
+            "unset OPFORGE_JIT, or run `opforge sim` once without it"
+        )
+    return library or compile.build([planned])[0]
+
+
+def is_loaded() -> bool:
+    """Whether anything has been simulated in this process."""
+    return library.cache_info().currsize > 0
+
+
 def build(ops: list[Op], target: str) -> None:
     """Compile whatever ``ensure`` will need, all at once."""
     compile.build([plan_simulator(), *(plan(op, target) for op in ops)])
@@ -127,7 +143,7 @@ def ensure(op: Op, target: str) -> str:
         if planned.key in _failed:  # the same source would fail in the same way
             raise _failed[planned.key]
         try:
-            (built,) = compile.build([planned])
+            built = _built(planned)
         except BuildError as error:
             _failed[planned.key] = error
             raise

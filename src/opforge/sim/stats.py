@@ -3,33 +3,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from opforge import sim
-from opforge.check.cases import differentiable
+from opforge.errors import RecordError, SimulationError
 from opforge.op import Make, Op, as_tuple
-from opforge.sim import Call
+from opforge.sim import Call, Traffic, runtime
 
 # Rounding to sectors and small workspaces aside, a kernel should not move more than its model.
 _SLACK, _SLACK_BYTES = 1.05, 4096
 
 
 LEGEND = (
-    "read, written: bytes of distinct 32-byte sectors. asked: by all threads together. sectors: "
-    "per request of a warp. banks: passes per shared-memory request. In brackets the ideal. "
-    "This is a model of traffic, not of time."
+    "For the largest case of each op. Read and written are distinct 32-byte sectors; asked for is "
+    "what all threads asked for together. Sectors are counted per request of a warp, bank passes "
+    "per request to shared memory, in brackets the ideal. A model of traffic, not of time."
 )
 
 
 def measure(op: Op, dtype: torch.dtype) -> list[Call]:
     """Every simulated call that the largest case of ``op`` makes, forward and backward."""
-    cases = op.iter_cases(Make(dtype, requires_grad=True))
-    case = max(cases, key=lambda c: sum(t.numel() for t in differentiable(c)))
+    cases = list(op.iter_cases(Make(dtype, requires_grad=dtype.is_floating_point)))
+    if not cases:
+        raise RecordError(f"the record of {op.name} yields no cases; there is nothing to count")
+    case = max(cases, key=_elements)
     with sim.active("race", traffic=True) as calls:
-        outputs = as_tuple(op(*case))
-        torch.autograd.backward(outputs, [torch.ones_like(o).contiguous() for o in outputs])
+        outputs = [o for o in as_tuple(op(*case)) if o.requires_grad]
+        if outputs:
+            torch.autograd.backward(outputs, [torch.ones_like(o).contiguous() for o in outputs])
     return [c for c in calls if c.launches]
 
 
@@ -41,37 +45,48 @@ def verdict(call: Call) -> str:
     return f"moves {_size(moved)}; it must move {_size(must)}"
 
 
-def show(op: Op, out: Console) -> None:
-    """Print the traffic of an op's kernels."""
-    dtype = op.dtypes[0]
-    for call in measure(op, dtype):
-        out.print(f"{call.function}{call.shapes} {dtype}: {verdict(call)}", highlight=False)
-        table = Table(box=None, pad_edge=False)
-        table.add_column("  kernel")
-        for column in ("grid", "read", "written", "asked", "sectors", "banks", "barriers"):
-            table.add_column(column, justify="right", no_wrap=True)
-        for t in call.launches:
-            sectors, fewest = t.read_sectors + t.write_sectors, t.read_fewest + t.write_fewest
-            table.add_row(
-                f"  {t.kernel}",
-                f"{t.blocks}×{t.threads}",
-                _size(t.distinct_read),
-                _size(t.distinct_written),
-                _size(t.bytes_read + t.bytes_written),
-                _ratio(sectors, fewest, t.read_requests + t.write_requests),
-                _ratio(t.shared_passes, t.shared_fewest, t.shared_requests),
-                str(t.barriers),
-            )
-        out.print(table, highlight=False)
+def show_all(ops: list[Op], out: Console) -> int:
+    """Print the traffic of each op's kernels; returns the exit code."""
+    runtime.build(ops, sim.TARGETS["race"])
+    for op in ops:
+        try:
+            calls = measure(op, op.dtypes[0])
+        except SimulationError as fault:
+            out.print(str(fault), highlight=False, markup=False, soft_wrap=True)
+            return 1
+        for call in calls:
+            head = f"{call.function}{call.shapes} {op.dtypes[0]}: {verdict(call)}"
+            lines = [head, *(line for launch in call.launches for line in _describe(launch))]
+            out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    out.print(LEGEND, highlight=False)
+    return 0
+
+
+def _describe(t: Traffic) -> list[str]:
+    sectors, fewest = t.read_sectors + t.write_sectors, t.read_fewest + t.write_fewest
+    lines = [
+        f"  {t.kernel}: {t.blocks} blocks of {t.threads} threads",
+        f"    read {_size(t.distinct_read)}, written {_size(t.distinct_written)}, "
+        f"asked for {_size(t.bytes_read + t.bytes_written)}; "
+        f"sectors {_ratio(sectors, fewest, t.read_requests + t.write_requests)}",
+    ]
+    if t.shared_requests or t.barriers:
+        banks = _ratio(t.shared_passes, t.shared_fewest, t.shared_requests)
+        lines.append(f"    bank passes {banks}, barriers {t.barriers}")
+    return lines
+
+
+def _elements(case: tuple[Any, ...]) -> int:
+    return sum(a.numel() for a in case if isinstance(a, torch.Tensor))
 
 
 def _ratio(got: int, ideal: int, requests: int) -> str:
     return f"{got / requests:.1f} ({ideal / requests:.1f})" if requests else "-"
 
 
-def _size(count: int) -> str:
+def _size(count: float) -> str:
     for unit in ("B", "KB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
-        count /= 1000  # type: ignore[assignment]
+        count /= 1000
     return f"{count:.3g} GB"

@@ -216,16 +216,14 @@ void work(Launch& l) {
 }
 
 int host_threads(const Launch& l) {
-  // One for the detectors: a report is then the same every time, and the shadow needs no locks.
-  if (settings.race || settings.traffic) return 1;
-  int64_t most = settings.workers;
-  if (most <= 0) {
-    cpu_set_t cores;
-    most = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
-  }
-  most = std::min<int64_t>(most, 16);  // each maps two thousand pieces of memory, its stacks
-  // A host thread costs as much as some thousand simulated ones.
-  return int(std::clamp<int64_t>(l.blocks * l.threads / 8192, 1, std::min(most, l.blocks)));
+  // One where runs are to be the same every time; the detectors' shadow then needs no locks, too.
+  if (settings.race || settings.traffic || settings.seed >= 0) return 1;
+  cpu_set_t cores;
+  const int most = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
+  // Each maps two thousand pieces of memory, its stacks; and it costs as much as some thousand
+  // simulated threads.
+  const int64_t worthwhile = std::min<int64_t>(l.blocks * l.threads / 8192, l.blocks);
+  return int(std::clamp<int64_t>(worthwhile, 1, std::min(most, 16)));
 }
 
 // What cudaLaunchKernelEx says on an H200 to each of these. (A launch by <<<>>> has other names.)
@@ -295,7 +293,6 @@ extern "C" __attribute__((visibility("default"))) bool opforge_sim_set(const cha
       {"shared_per_block", &settings.shared_per_block},
       {"shared_per_block_optin", &settings.shared_per_block_optin},
       {"seed", &settings.seed},
-      {"workers", &settings.workers},
       {"timeout", &settings.timeout},
       {"race", &settings.race},
       {"traffic", &settings.traffic},

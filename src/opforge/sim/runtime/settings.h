@@ -14,7 +14,6 @@ struct Settings {
   int64_t shared_per_block_optin = 232448;  // at most
   // The run.
   int64_t seed = -1;     // shuffles threads and blocks; -1 runs them in order
-  int64_t workers = 0;   // host threads; 0: one per core
   int64_t timeout = 60;  // seconds a block may take
   int64_t race = 0;      // look for races and reads of memory nothing wrote
   int64_t traffic = 0;   // count bytes, sectors and bank conflicts

@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The progress bar of everything that takes long."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+
+def bar(what: str, console: Console, quiet: bool = False) -> Progress:
+    """A bar that says ``what`` is done to the task; shown on terminals only, gone when done."""
+    return Progress(
+        TextColumn(f"opforge: {what} {{task.description}}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
