@@ -42,7 +42,7 @@ class Call:
 
     function: str
     shapes: str
-    model_bytes: int  # the tensors of its schema, each read or written once
+    model_bytes: int  # what it must move: the record's cost()
     launches: list[Traffic]
 
     @property
@@ -63,9 +63,12 @@ class Route(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kernel = self._simulated(func) if all(map(_is_ordinary, args)) else None
-        if kernel is None:
+        op = self._op_of(func) if all(map(_is_ordinary, args)) else None
+        if op is None:
             return func(*args, **(kwargs or {}))
+        name = func._schema.name.split("::")[1]
+        namespace = runtime.ensure(op, self.target)
+        kernel = getattr(getattr(getattr(torch.ops, namespace), name), BELOW)
         self.routed += 1
         # The runtime's settings are the process's: other threads and contexts have their own.
         with _one_at_a_time:
@@ -77,23 +80,25 @@ class Route(TorchDispatchMode):
                     raise SimulationError(str(error)) from None
                 raise
             if self.options["traffic"]:
-                self._note(func._schema.name.split("::")[1], args, as_tuple(result))
+                self._note(op, name, args, as_tuple(result))
         return result
 
-    def _note(self, function: str, args: tuple[Any, ...], results: tuple[Any, ...]) -> None:
+    def _note(self, op: Op, function: str, args: tuple[Any, ...], results: tuple[Any, ...]) -> None:
         inputs = [a for a in args if isinstance(a, torch.Tensor)]
         shapes = ", ".join("x".join(map(str, t.shape)) or "scalar" for t in inputs)
-        model = sum(t.numel() * t.element_size() for t in (*inputs, *results))
+        if function == op.name:
+            model = op.cost(*args).bytes
+        else:  # records have no cost of their own for a backward
+            model = sum(t.numel() * t.element_size() for t in (*inputs, *results))
         self.calls.append(Call(function, f"({shapes})", model, runtime.take_traffic()))
 
-    def _simulated(self, func: Any) -> Any:
+    def _op_of(self, func: Any) -> Op | None:
         name = func._schema.name.split("::")[1]
         for loaded in discover.loaded():
             op = loaded.op
             mine = op.namespace == func.namespace and name in (s.name for s in op.kernels)
             if mine and has_sources(op, self.target):
-                namespace = runtime.ensure(op, self.target)
-                return getattr(getattr(getattr(torch.ops, namespace), name), BELOW)
+                return op
         return None
 
 
