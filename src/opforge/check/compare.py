@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import torch
 
+from opforge.check import pattern
+
 
 class Mismatch(AssertionError):
     """A result is further from the truth than it may be."""
@@ -46,21 +48,46 @@ def check(
     got, torchs, truth = got.detach().cpu(), torchs.detach().cpu(), truth.detach().cpu().double()
     odd = ~torch.isfinite(torchs)
     same = (got == torchs) | (got.isnan() & torchs.isnan())
-    _demand(bool(same[odd].all()), f"{what}: NaN or Inf differ from PyTorch's")
-    _demand(bool(torch.isfinite(got[~odd]).all()), f"{what}: NaN or Inf where PyTorch has none")
+    _demand_nowhere(odd & ~same, f"{what}: NaN or Inf differ from PyTorch's", got, torchs)
+    _demand_nowhere(
+        ~odd & ~torch.isfinite(got), f"{what}: NaN or Inf where PyTorch has none", got, torchs
+    )
     if bool(odd.all()):
         return
     dtype = got.dtype
-    error = (got.double() - truth).abs()[~odd]
-    allowed = ulp(truth, dtype)[~odd]
+    error = (got.double() - truth).abs().masked_fill(odd, 0.0)
+    allowed = ulp(truth, dtype)
     if dtype != torch.float64:
-        allowed = allowed.clamp(min=k * float((torchs.double() - truth).abs()[~odd].max()))
+        torchs_error = (torchs.double() - truth).abs()[~odd].max()
+        allowed = allowed.clamp(min=k * float(torchs_error))
     if summed:
         accumulate = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
         allowed = allowed.clamp(min=2 * summed**0.5 * accumulate * scale)
-    worst = int((error - allowed).argmax())
-    _demand(
-        bool((error <= allowed).all()),
-        f"{what}: error {float(error[worst]):.3g} where {float(allowed[worst]):.3g} is allowed, "
-        f"truth {float(truth[~odd][worst]):.6g}",
-    )
+    wrong = ~odd & ~(error <= allowed)
+    if bool(wrong.any()):
+        excess = torch.where(wrong, error - allowed, -1.0)
+        worst = _coordinate(excess == excess.max())
+        raise Mismatch(
+            f"{what}: error {float(error[worst]):.3g} where {float(allowed[worst]):.3g} is "
+            f"allowed, at {worst}: got {float(got[worst]):.8g}, truth {float(truth[worst]):.8g}, "
+            f"PyTorch has {float(torchs[worst]):.8g}; {_extent(wrong)}"
+        )
+
+
+def _demand_nowhere(
+    wrong: torch.Tensor, text: str, got: torch.Tensor, torchs: torch.Tensor
+) -> None:
+    if bool(wrong.any()):
+        first = _coordinate(wrong)
+        raise Mismatch(
+            f"{text}, at {first}: got {float(got[first])}, PyTorch has {float(torchs[first])}; "
+            f"{_extent(wrong)}"
+        )
+
+
+def _extent(wrong: torch.Tensor) -> str:
+    return f"{int(wrong.sum())} of {wrong.numel()} elements are wrong, {pattern.describe(wrong)}"
+
+
+def _coordinate(wrong: torch.Tensor) -> tuple[int, ...]:
+    return tuple(wrong.nonzero()[0].tolist())

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rule for the allowed error, and the words for what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opforge.check import compare, pattern
+
+
+def mask(*shape: int, at: object) -> torch.Tensor:
+    wrong = torch.zeros(shape, dtype=torch.bool)
+    wrong[at] = True
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (mask(4, 8, at=...), "everywhere"),
+        (mask(1, at=...), "in its only element"),
+        (mask(4, 8, at=(2, 3)), "nowhere else"),
+        (mask(4, 8, at=(slice(None), slice(5, None))),
+         "only in the last 3 columns (from 5 on) of every row"),
+        (mask(4, 8, at=(slice(None), 0)), "only in column 0 of every row"),
+        (mask(70000, 2, at=slice(65536, None)), "only in the last 4464 rows (from 65536 on)"),
+        (mask(6, 5, at=slice(0, 2)), "only in the first 2 rows"),
+        (mask(6, 5, at=slice(2, 4)), "only in rows 2 to 3"),
+        (mask(6, 5, at=3), "only in row 3"),
+        (mask(64, at=slice(None, None, 4)), "in every 4. element, from 0 on"),
+        (mask(3, 8, at=(slice(None), slice(1, None, 2))),
+         "in every 2. column, from 1 on of every row"),
+        (mask(4, 8, at=(slice(1, 3), slice(2, 4))), "only in rows 1 to 2, only in columns 2 to 3"),
+        (mask(100, at=[3, 5, 20]), "in 3 of 100 elements, 3 to 20"),
+        (mask(2, 3, 4, at=(slice(None), slice(None), 3)), "only in column 3 of every row"),
+    ],
+)  # fmt: skip
+def test_patterns_in_words(wrong, words):
+    assert pattern.describe(wrong) == words
+
+
+def compared(got, torchs=None, truth=None, **options):
+    torchs = got if torchs is None else torchs
+    compare.check(got, torchs, torchs.double() if truth is None else truth, k=2, **options)
+
+
+def test_what_is_within_the_rule_passes():
+    x = torch.randn(100)
+    compared(x)
+    compared(torch.nextafter(x, x + 1), x)  # an ulp
+    compared(x + 2e-4, x, x.double() + 1e-4)  # twice what PyTorch errs
+    compared(x.double() + 1e-14, x.double(), summed=10_000)  # a sum in float64
+
+
+def test_one_wrong_element_is_found_and_named():
+    truth = torch.zeros(300, 1000)
+    got = truth.clone()
+    got[17, 77] = 1e-6
+    with pytest.raises(compare.Mismatch) as failure:
+        compared(got, truth)
+    text = str(failure.value)
+    assert "error 1e-06 where 1.4e-45 is allowed, at (17, 77): got 1e-06, " in text
+    assert "truth 0, PyTorch has 0; 1 of 300000 elements are wrong, nowhere else" in text
+
+
+def test_nan_and_inf_come_first():
+    truth = torch.ones(4, 8)
+    got = truth.clone()
+    got[:, 7] = float("nan")
+    got[0, 0] = 2.0
+    with pytest.raises(
+        compare.Mismatch,
+        match=r"NaN or Inf where PyTorch has none, at \(0, 7\): "
+        r"got nan, PyTorch has 1\.0; 4 of 32 .* only in column 7 of every row",
+    ):
+        compared(got, truth)
+    torchs = truth.clone()
+    torchs[2, 2] = float("inf")
+    with pytest.raises(compare.Mismatch, match=r"differ from PyTorch's, at \(2, 2\): got 1\.0, "):
+        compared(truth, torchs)
+    compared(torchs, torchs)
+
+
+def test_the_worst_is_the_one_furthest_beyond_what_is_allowed():
+    truth = torch.full((10,), 1.0)
+    got = truth.clone()
+    got[3], got[8] = 1.5, 2.0
+    with pytest.raises(compare.Mismatch, match=r"at \(8,\): got 2, truth 1, .*2 of 10 elements"):
+        compared(got, truth)
+
+
+def test_shape_and_dtype_are_compared():
+    x = torch.ones(3)
+    with pytest.raises(compare.Mismatch, match=r"shape \(3,\), not \(4,\)"):
+        compare.check(x, x, torch.ones(4), k=2)
+    with pytest.raises(compare.Mismatch, match=r"dtype torch.float32, not torch.float64"):
+        compare.check(x, x.double(), x, k=2)
