@@ -32,7 +32,8 @@ def mask(*shape: int, at: object) -> torch.Tensor:
         (mask(3, 8, at=(slice(None), slice(1, None, 2))),
          "in every 2. column, from 1 on of every row"),
         (mask(4, 8, at=(slice(1, 3), slice(2, 4))), "only in rows 1 to 2, only in columns 2 to 3"),
-        (mask(100, at=[3, 5, 20]), "in 3 of 100 elements, 3 to 20"),
+        (mask(9, 5, at=[1, 2, 7]), "in 3 of 9 rows, 1 to 7"),
+        (mask(100, at=[3, 5, 20]), "scattered from element 3 to 20"),
         (mask(2, 3, 4, at=(slice(None), slice(None), 3)), "only in column 3 of every row"),
     ],
 )  # fmt: skip

@@ -45,4 +45,6 @@ def _run(name: str, wrong: torch.Tensor) -> str:
             return f"only in {name}s {first} to {last}"
         if first < step and last + step >= total:
             return f"in every {step}. {name}, from {first} on"
+    if name == "element":
+        return f"scattered from element {first} to {last}"
     return f"in {count} of {total} {name}s, {first} to {last}"
