@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -51,6 +52,16 @@ static opforge::Tensor run(const opforge::Tensor& x, int64_t which,
 }}
 OPFORGE_IMPL({name}, run)
 """
+# A kernel that is right, to show that what was before has left nothing behind.
+FINE = """
+__device__ int number() { return blockIdx.x * blockDim.x + threadIdx.x; }
+
+__global__ void fine(const int64_t* x, int64_t* y) {
+  const int i = number();
+  const int n = __syncthreads_count(1);
+  y[i] = x[i] + n;
+}
+"""
 _KERNEL = re.compile(r"__global__ void (\w+)\(")
 Call = Callable[..., list[int]]
 
@@ -88,6 +99,12 @@ def load_kernels(folder: Path, machine: str = "sim") -> Call:
 
     call.machine = machine
     return call
+
+
+def works(call: Call, **options: Any) -> None:
+    """Run the kernel of ``FINE``."""
+    x = list(range(128))
+    assert call("fine", x, grid=(2,), block=(64,), size=128, **options) == [i + 64 for i in x]
 
 
 def line_of(kernels: str, marker: str) -> int:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from opforge import discover, sim
-from opforge.sim import command
+from opforge.check import compare
 
 sys.path.insert(0, str(Path(__file__).parent / "golden"))
 import golden
@@ -39,7 +39,7 @@ def test_the_simulator_gives_the_bits_of_the_gpu(name, dtype):
                 if isinstance(right, str):
                     assert got == right, what
                 else:
-                    assert torch.equal(command._bits(got), command._bits(right)), what
+                    assert torch.equal(compare.bits(got), compare.bits(right)), what
 
 
 def test_launches_beyond_the_limits_fail_with_the_names_cuda_gives():

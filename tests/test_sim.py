@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import python, write_op
-from sim_kernels import Call, load_kernels, rows, write_kernels
+from sim_kernels import FINE, Call, load_kernels, rows, works, write_kernels
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import opforge
@@ -22,15 +22,9 @@ from opforge.errors import SimulationError
 
 pytestmark = pytest.mark.sim
 
-KERNELS = r"""
-__device__ int number() { return blockIdx.x * blockDim.x + threadIdx.x; }
-
-__global__ void fine(const int64_t* x, int64_t* y) {
-  const int i = number();
-  const int n = __syncthreads_count(1);
-  y[i] = x[i] + n;
-}
-
+KERNELS = (
+    FINE
+    + r"""
 __global__ void fails(const int64_t* x, int64_t*) {
   if (x[0] == 0) assert(threadIdx.x < 5 && "the first");
   if (x[0] == 1) assert(threadIdx.x < 5 && "the second");
@@ -46,6 +40,7 @@ __global__ void order(const int64_t*, int64_t* y) {
   y[1 + atomicAdd(turn, 1)] = number();
 }
 """
+)
 
 ROUTED_PY = """
 import torch
@@ -118,12 +113,6 @@ def call(folder: Path) -> Call:
 def routed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., torch.Tensor]:
     folder = tmp_path_factory.mktemp("sim") / "sim_routed"
     return opforge.load(write_op(folder, op_py=ROUTED_PY, cpp=ROUTED_CPP, cu=ROUTED_CU))
-
-
-def works(call: Call, **options: Any) -> None:
-    """What was before has left nothing behind."""
-    x = list(range(128))
-    assert call("fine", x, grid=(2,), block=(64,), size=128, **options) == [i + 64 for i in x]
 
 
 # --- order ----------------------------------------------------------------------------------------
@@ -334,7 +323,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, sys.argv[1])
-from sim_kernels import load_kernels
+from sim_kernels import FINE, works, load_kernels
 
 import opforge
 from opforge import sim

@@ -10,22 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sim_kernels import Call, line_of, load_kernels, write_kernels
+from sim_kernels import FINE, Call, line_of, load_kernels, works, write_kernels
 
 from opforge import sim
 from opforge.errors import SimulationError
 
 pytestmark = pytest.mark.sim
 
-KERNELS = r"""
-__device__ int number() { return blockIdx.x * blockDim.x + threadIdx.x; }
-
-__global__ void fine(const int64_t* x, int64_t* y) {
-  const int i = number();
-  const int n = __syncthreads_count(1);
-  y[i] = x[i] + n;
-}
-
+KERNELS = (
+    FINE
+    + r"""
 // --- stopped by the kernel itself ----------------------------------------------------------------
 
 __device__ void checked(int i) {
@@ -92,17 +86,12 @@ __global__ void leaves_early(const int64_t*, int64_t* y) {
 
 __global__ void nothing(const int64_t*, int64_t*) {}
 """
+)
 
 
 @pytest.fixture(scope="module")
 def call(tmp_path_factory: pytest.TempPathFactory) -> Call:
     return load_kernels(write_kernels(tmp_path_factory.mktemp("sim"), "sim_faults", KERNELS))
-
-
-def works(call: Call, **options: Any) -> None:
-    """What was before has left nothing behind."""
-    x = list(range(128))
-    assert call("fine", x, grid=(2,), block=(64,), size=128, **options) == [i + 64 for i in x]
 
 
 def place(marker: str) -> str:

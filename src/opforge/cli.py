@@ -160,7 +160,7 @@ def sim(
     if asan + race + stats > 1:
         raise typer.BadParameter("choose one of --asan, --race and --stats")
     records = list(dict.fromkeys(_records(ops)))
-    if asan and runtime.asan_runtime() is None:
+    if asan and not runtime.under_asan():
         seeding = [] if seed is None else ["--seed", str(seed)]
         raise typer.Exit(command.in_asan(records, [*(ops or []), "--asan", *seeding]))
     if stats:

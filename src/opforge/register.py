@@ -121,8 +121,7 @@ def _define(
     like_slot = None if like is None else [a.name for a in schema.args].index(like)
     for variant in ("default", BELOW):
         name = schema.name if variant == "default" else f"{schema.name}.{variant}"
-        text = name + schema.text[schema.text.index("(") :]
-        library.define(text, tags=(torch.Tag.pt2_compliant_tag,))
+        library.define(schema.under(name), tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(
             name,
             _fallback(op, name, _overload(op, schema, variant), reference, like_slot),

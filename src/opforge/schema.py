@@ -61,6 +61,10 @@ class Schema:
         """Positions of the tensor arguments."""
         return tuple(i for i, a in enumerate(self.args) if a.is_tensor)
 
+    def under(self, name: str) -> str:
+        """The schema's text with another name in front: that of an overload."""
+        return name + self.text[self.text.index("(") :]
+
     @property
     def cpp_signature(self) -> str:
         """The C++ function type a kernel for this schema must have."""

@@ -23,6 +23,14 @@ def _demand(condition: bool, text: str) -> None:
         raise Mismatch(text)
 
 
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The same bits as integers: 0.0 and -0.0 are not equal there."""
+    if not tensor.is_floating_point():
+        return tensor
+    sizes = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(sizes[tensor.element_size()])
+
+
 def ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The spacing of ``dtype`` around each of ``values`` (which are float64)."""
     info = torch.finfo(dtype)

@@ -127,7 +127,7 @@ def active(
     """
     if mode not in TARGETS:
         raise ValueError(f"mode={mode!r} is none of {', '.join(map(repr, TARGETS))}")
-    if mode == "asan" and runtime.asan_runtime() is None:
+    if mode == "asan" and not runtime.under_asan():
         raise RuntimeError(
             "mode='asan' needs AddressSanitizer loaded before Python; use `opforge sim OP --asan`"
         )

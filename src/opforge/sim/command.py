@@ -19,7 +19,7 @@ from rich.console import Console
 from opforge import sim
 from opforge.build import toolchain
 from opforge.check.cases import Case, check_backward, check_forward, differentiable
-from opforge.check.compare import Mismatch
+from opforge.check.compare import Mismatch, bits
 from opforge.errors import (
     OpforgeError,
     RecordError,
@@ -104,7 +104,7 @@ def simulate(
 
 def _compare_bits(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, ...]) -> None:
     for a, b in zip(first, second, strict=True):
-        same = _bits(a) == _bits(b)
+        same = bits(a) == bits(b)
         if a.is_floating_point():
             same |= a.isnan() & b.isnan()
         if not bool(same.all()):
@@ -114,14 +114,6 @@ def _compare_bits(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, .
                 f"threads and blocks run in another order, the first at {where}: "
                 f"{a[where].item()!r} or {b[where].item()!r}"
             )
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same bits as integers: 0.0 and -0.0 are not equal there."""
-    if not tensor.is_floating_point():
-        return tensor
-    sizes = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.contiguous().view(sizes[tensor.element_size()])
 
 
 def _note(faults: list[str], what: str, text: str) -> None:

@@ -34,7 +34,6 @@ class Device:
     multiprocessors: int = 132
     threads_per_block: int = 1024
     shared_per_block: int = 49152
-    shared_per_block_optin: int = 232448
 
 
 H200 = Device()
@@ -150,8 +149,7 @@ def ensure(op: Op, target: str) -> str:
         definitions = torch.library.Library(where, "FRAGMENT")
         for schema in op.kernels:
             definitions.define(schema.text)
-            arguments = schema.text[schema.text.index("(") :]
-            definitions.define(f"{schema.name}.{BELOW}{arguments}")
+            definitions.define(schema.under(f"{schema.name}.{BELOW}"))
         torch.ops.load_library(str(built.path))
         _loaded[known] = (definitions, built.path)
     return where
@@ -162,7 +160,6 @@ def loaded_path(op: Op, target: str) -> Path:
     return _loaded[op.namespace, op.name, target][1]
 
 
-def asan_runtime() -> str | None:
-    """AddressSanitizer's runtime, where this process was started with it."""
-    preload = os.environ.get("LD_PRELOAD", "")
-    return next((p for p in preload.split(":") if "asan" in os.path.basename(p)), None)
+def under_asan() -> bool:
+    """Whether this process was started with AddressSanitizer."""
+    return any("asan" in os.path.basename(p) for p in os.environ.get("LD_PRELOAD", "").split(":"))

@@ -93,39 +93,32 @@ EXPORT void __tsan_vptr_update(void**, void*) {}
 EXPORT void __tsan_vptr_read(void**) {}
 
 // Host code in the same file counts references with atomics: plain ones will do.
-#define ATOMIC(bits, T)                                                                            \
-  EXPORT T __tsan_atomic##bits##_load(const volatile T* p, int) {                                  \
-    return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                   \
-  }                                                                                                \
-  EXPORT void __tsan_atomic##bits##_store(volatile T* p, T v, int) {                               \
-    __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                      \
-  }                                                                                                \
-  EXPORT T __tsan_atomic##bits##_exchange(volatile T* p, T v, int) {                               \
-    return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);                                            \
-  }                                                                                                \
-  EXPORT T __tsan_atomic##bits##_fetch_add(volatile T* p, T v, int) {                              \
-    return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST);                                             \
-  }                                                                                                \
-  EXPORT T __tsan_atomic##bits##_fetch_sub(volatile T* p, T v, int) {                              \
-    return __atomic_fetch_sub(p, v, __ATOMIC_SEQ_CST);                                             \
-  }                                                                                                \
-  EXPORT T __tsan_atomic##bits##_fetch_and(volatile T* p, T v, int) {                              \
-    return __atomic_fetch_and(p, v, __ATOMIC_SEQ_CST);                                             \
-  }                                                                                                \
-  EXPORT T __tsan_atomic##bits##_fetch_or(volatile T* p, T v, int) {                               \
-    return __atomic_fetch_or(p, v, __ATOMIC_SEQ_CST);                                              \
-  }                                                                                                \
-  EXPORT T __tsan_atomic##bits##_fetch_xor(volatile T* p, T v, int) {                              \
-    return __atomic_fetch_xor(p, v, __ATOMIC_SEQ_CST);                                             \
-  }                                                                                                \
-  EXPORT int __tsan_atomic##bits##_compare_exchange_strong(volatile T* p, T* expected, T v, int,   \
+#define FETCH(bits, T, change)                                             \
+  EXPORT T __tsan_atomic##bits##_fetch_##change(volatile T* p, T v, int) { \
+    return __atomic_fetch_##change(p, v, __ATOMIC_SEQ_CST);                \
+  }
+#define COMPARE(bits, T, kind)                                                                     \
+  EXPORT int __tsan_atomic##bits##_compare_exchange_##kind(volatile T* p, T* expected, T v, int,   \
                                                            int) {                                  \
     return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
-  }                                                                                                \
-  EXPORT int __tsan_atomic##bits##_compare_exchange_weak(volatile T* p, T* expected, T v, int,     \
-                                                         int) {                                    \
-    return __atomic_compare_exchange_n(p, expected, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
   }
+#define ATOMIC(bits, T)                                              \
+  EXPORT T __tsan_atomic##bits##_load(const volatile T* p, int) {    \
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);                     \
+  }                                                                  \
+  EXPORT void __tsan_atomic##bits##_store(volatile T* p, T v, int) { \
+    __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                        \
+  }                                                                  \
+  EXPORT T __tsan_atomic##bits##_exchange(volatile T* p, T v, int) { \
+    return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);              \
+  }                                                                  \
+  FETCH(bits, T, add)                                                \
+  FETCH(bits, T, sub)                                                \
+  FETCH(bits, T, and)                                                \
+  FETCH(bits, T, or)                                                 \
+  FETCH(bits, T, xor)                                                \
+  COMPARE(bits, T, strong)                                           \
+  COMPARE(bits, T, weak)
 ATOMIC(8, uint8_t)
 ATOMIC(16, uint16_t)
 ATOMIC(32, uint32_t)

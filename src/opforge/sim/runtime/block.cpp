@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Executes a block: its threads take turns on this host thread, each until it has to wait.
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -164,22 +165,13 @@ void start_block(Worker& w, int64_t number) {
   w.started = now();
 }
 
-void shuffle_order(Worker& w) {
-  for (size_t i = w.order.size(); i > 1; --i) {
-    w.random ^= w.random << 13;
-    w.random ^= w.random >> 7;
-    w.random ^= w.random << 17;
-    std::swap(w.order[i - 1], w.order[w.random % i]);
-  }
-}
-
 }  // namespace
 
 void execute(Worker& w, int64_t number) {
   start_block(w, number);
   while (w.alive > 0 && !w.abandoned) {
     bool ran = false;
-    if (settings.seed >= 0) shuffle_order(w);
+    if (settings.seed >= 0) std::shuffle(w.order.begin(), w.order.end(), w.random);
     for (const int i : w.order) {
       Fiber& f = w.fibers[i];
       if (f.state != State::ready) continue;

@@ -29,10 +29,8 @@ const char* cudaGetErrorString(cudaError_t code) {
   return code == cudaSuccess ? "no error" : "invalid argument";
 }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  using opforge::sim::settings;
-  *value = int(attribute == cudaDevAttrMultiProcessorCount ? settings.multiprocessors
-                                                           : settings.shared_per_block_optin);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
+  *value = int(opforge::sim::settings.multiprocessors);
   return cudaSuccess;
 }
 
@@ -207,7 +205,8 @@ void work(Launch& l) {
       const int64_t turn = l.next.fetch_add(1);
       if (turn >= l.blocks || l.stop) break;
       const int64_t number = l.order.empty() ? turn : l.order[size_t(turn)];
-      w.random = uint64_t(settings.seed + 1) * 0x9e3779b97f4a7c15u + uint64_t(number) + 1;
+      if (settings.seed >= 0)
+        w.random.seed(uint64_t(settings.seed) * 0x9e3779b97f4a7c15u + uint64_t(number));
       execute(w, number);
     }
   }
@@ -255,11 +254,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const Kernel& kernel) {
   if (settings.seed >= 0) {
     l.order.resize(size_t(l.blocks));
     std::iota(l.order.begin(), l.order.end(), 0u);
-    uint64_t random = uint64_t(settings.seed) * 0x9e3779b97f4a7c15u + 1;
-    for (size_t i = l.order.size(); i > 1; --i) {
-      random = random * 6364136223846793005u + 1442695040888963407u;
-      std::swap(l.order[i - 1], l.order[(random >> 33) % i]);
-    }
+    std::shuffle(l.order.begin(), l.order.end(), std::mt19937_64(uint64_t(settings.seed)));
   }
   shadow::begin_launch(l);
   traffic::begin_launch(l);
@@ -291,7 +286,6 @@ extern "C" __attribute__((visibility("default"))) bool opforge_sim_set(const cha
       {"multiprocessors", &settings.multiprocessors},
       {"threads_per_block", &settings.threads_per_block},
       {"shared_per_block", &settings.shared_per_block},
-      {"shared_per_block_optin", &settings.shared_per_block_optin},
       {"seed", &settings.seed},
       {"timeout", &settings.timeout},
       {"race", &settings.race},

@@ -10,8 +10,7 @@ struct Settings {
   // The device. Defaults are an H200.
   int64_t multiprocessors = 132;
   int64_t threads_per_block = 1024;
-  int64_t shared_per_block = 49152;         // without asking for more
-  int64_t shared_per_block_optin = 232448;  // at most
+  int64_t shared_per_block = 49152;
   // The run.
   int64_t seed = -1;     // shuffles threads and blocks; -1 runs them in order
   int64_t timeout = 60;  // seconds a block may take

@@ -7,6 +7,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -86,7 +87,7 @@ struct Worker {
   int alive = 0, arrived = 0;
   bool exited_early = false;  // said once
   bool abandoned = false;     // the block cannot go on
-  uint64_t random = 1;
+  std::mt19937_64 random;
   double started = 0;  // the block, by a monotonic clock
   Fiber* running = nullptr;
   const void* late = nullptr;  // where a thread was when the block's time was up
