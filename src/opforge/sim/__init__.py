@@ -109,6 +109,7 @@ def active(
     seed: int | None = None,
     device: Device = H200,
     traffic: bool = False,
+    placement: bool = False,
 ) -> Iterator[list[Call]]:
     """Within this context, public functions send CPU tensors to the simulated CUDA kernels.
 
@@ -122,6 +123,9 @@ def active(
         device: the GPU to pretend to be.
         traffic: count what kernels ask of memory, a :class:`Call` for each in the list that the
             context gives; needs ``mode="race"``, and looks for no races meanwhile.
+        placement: pretend that tensors are on another GPU than the current one, whose current
+            stream is not the default stream; finds launches without a ``DeviceGuard`` or on
+            another stream than ``current_stream(x)``, and calls that wait for the GPU.
 
     Raises :class:`SimulationError` for faults found; what is merely odd is a warning.
     """
@@ -143,6 +147,7 @@ def active(
         seed=-1 if seed is None else seed,
         race=int(mode == "race" and not traffic),
         traffic=int(traffic),
+        placement=int(placement),
         timeout=settings.sim_timeout(),
     )
     _active.routes = (*_routes(), route)

@@ -331,8 +331,8 @@ inline MatrixView as_matrix(const Tensor& x) {
 }
 
 #if defined(OPFORGE_SIM)
+using sim::current_stream;
 using sim::DeviceGuard;
-inline cudaStream_t current_stream(const Tensor&) { return nullptr; }
 #elif defined(USE_CUDA)
 using torch::stable::accelerator::DeviceGuard;
 

@@ -16,6 +16,7 @@
 #include <numeric>
 #include <thread>
 
+#include "placement.h"
 #include "report.h"
 #include "shadow.h"
 #include "state.h"
@@ -244,6 +245,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const Kernel& kernel) {
   static std::mutex one_at_a_time;  // streams are not simulated: launches follow each other
   const std::lock_guard hold(one_at_a_time);
   if (const cudaError_t code = check(config); code != cudaSuccess) return code;
+  check_placement(config, kernel, __builtin_return_address(0));
   Launch l;
   l.grid = config.gridDim;
   l.block = config.blockDim;
@@ -290,6 +292,7 @@ extern "C" __attribute__((visibility("default"))) bool opforge_sim_set(const cha
       {"timeout", &settings.timeout},
       {"race", &settings.race},
       {"traffic", &settings.traffic},
+      {"placement", &settings.placement},
   };
   const auto found = known.find(name);
   if (found == known.end()) return false;

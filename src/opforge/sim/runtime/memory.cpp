@@ -99,7 +99,9 @@ void returns(const void* address, size_t bytes, size_t element) {
 void finish_op() { throw_reports(); }
 
 void leave_op() {
-  if (--shadow::depth == 0) shadow::allocations.clear();
+  if (--shadow::depth > 0) return;
+  shadow::allocations.clear();
+  drop_reports();
 }
 
 }  // namespace opforge::sim

@@ -24,6 +24,13 @@ struct Reports {
   std::set<std::tuple<std::string, std::string, std::string>> told;  // by place: inlined twice
   std::vector<std::string> faults, warnings;
   size_t untold = 0;
+
+  void forget_faults() {
+    faults.clear();
+    seen.clear();
+    told.clear();
+    untold = 0;
+  }
 };
 Reports reports;
 
@@ -143,12 +150,14 @@ void throw_reports() {
     text += std::to_string(count) + (count == 1 ? " fault" : " faults");
     for (const std::string& fault : reports.faults) text += "\n  " + fault;
     if (reports.untold > 0) text += "\n  … and " + std::to_string(reports.untold) + " more";
-    reports.faults.clear();
-    reports.seen.clear();
-    reports.told.clear();
-    reports.untold = 0;
+    reports.forget_faults();
   }
   throw std::runtime_error(text);
+}
+
+void drop_reports() {
+  const std::lock_guard hold(reports.lock);
+  if (!reports.faults.empty()) reports.forget_faults();  // else warnings would be said again
 }
 
 }  // namespace opforge::sim

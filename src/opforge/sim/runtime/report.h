@@ -21,6 +21,9 @@ void report_out_of_bounds();
 // Throws what was reported, if anything.
 void throw_reports();
 
+// Forgets what was reported but not thrown, since the op failed in a way of its own.
+void drop_reports();
+
 // "kernel.cuh:41 (from row_sums, kernel.cuh:88)" for an address in a loaded library.
 std::string describe(const void* pc);
 std::string kernel_name(const void* function);

@@ -16,6 +16,8 @@ struct Settings {
   int64_t timeout = 60;  // seconds a block may take
   int64_t race = 0;      // look for races and reads of memory nothing wrote
   int64_t traffic = 0;   // count bytes, sectors and bank conflicts
+  // Tensors are on another device than the current one, and its current stream is not the default.
+  int64_t placement = 0;
 };
 extern Settings settings;
 

@@ -19,6 +19,9 @@ struct dim3 {
 };
 
 using cudaStream_t = struct CUstream_st*;
+// Launches are synchronous, so there is nothing to wait for; but on a GPU there is.
+OPFORGE_SIM_API cudaError_t cudaDeviceSynchronize();
+OPFORGE_SIM_API cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
 inline cudaError_t cudaGetDevice(int* device) {
@@ -62,11 +65,16 @@ struct Kernel {
 };
 OPFORGE_SIM_API cudaError_t launch(const cudaLaunchConfig_t& config, const Kernel& kernel);
 
+// Makes a device current for this host thread; returns the one that was.
+OPFORGE_SIM_API int64_t set_device(int64_t index);
+// The current stream of the tensors' device.
+OPFORGE_SIM_API cudaStream_t stream_of_tensors();
+
 }  // namespace opforge::sim
 
 template <class... Params, class... Args>
-inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Params...),
-                                      Args&&... args) {
+OPFORGE_SIM_INLINE cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,
+                                                  void (*kernel)(Params...), Args&&... args) {
   struct Call {
     void (*kernel)(Params...);
     std::tuple<Params...> args;

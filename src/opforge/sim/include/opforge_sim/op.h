@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What opforge/host.h tells the simulator: memory the op makes and fills, and when it runs.
+// What opforge/host.h tells the simulator: memory the op makes and fills, when and where it runs.
 #pragma once
 
+#include <opforge_sim/host_api.h>
 #include <opforge_sim/runtime.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/tensor.h>
@@ -12,10 +13,18 @@ namespace opforge::sim {
 
 using torch::stable::Tensor;
 
-// There is one device, and CPU tensors are on it.
-struct DeviceGuard {
-  explicit DeviceGuard(int64_t) {}
+// A device is no more than its index; a launch looks whether it is that of the tensors.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int64_t index) : before_(set_device(index)) {}
+  ~DeviceGuard() { set_device(before_); }
+  DeviceGuard(const DeviceGuard&) = delete;
+
+ private:
+  int64_t before_;
 };
+
+inline cudaStream_t current_stream(const Tensor&) { return stream_of_tensors(); }
 
 inline size_t element_size(const Tensor& x) {
   int32_t dtype = 0;
