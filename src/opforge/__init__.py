@@ -19,7 +19,7 @@ _LAZY = {
     "load": "opforge.discover",
     "launch_config": "opforge.launch",
 }
-_MODULES = ("nn", "sim")
+_MODULES = ("nn", "sim", "testing")
 
 
 def __getattr__(name: str) -> Any:

@@ -20,21 +20,27 @@ ALLOCATION_FAILED = "opforge: out of memory"
 
 def check_arguments(op: Op, args: tuple[Any, ...]) -> None:
     """Raise TypeError or ValueError for arguments that ``op`` does not take."""
-    expected = op.forward.args
-    if len(args) != len(expected):
-        names = ", ".join(a.name for a in expected)
-        raise TypeError(
-            f"opforge.{op.name} takes {len(expected)} arguments ({names}), got {len(args)}"
-        )
+    check_kinds(op, args)
     tensors = {}
-    for arg, value in zip(expected, args, strict=True):
-        _check_kind(op, arg, value)
+    for arg, value in zip(op.forward.args, args, strict=True):
         if isinstance(value, torch.Tensor):
             _check_tensor(op, arg.name, value)
             tensors[arg.name] = value
     _check_one_device(op, tensors)
     if op.validate is not None:
         op.validate(*args)
+
+
+def check_kinds(op: Op, args: tuple[Any, ...]) -> None:
+    """Raise TypeError for arguments that are not as many, or of the kinds, that the schema says."""
+    expected = op.forward.args
+    if len(args) != len(expected):
+        names = ", ".join(a.name for a in expected)
+        raise TypeError(
+            f"opforge.{op.name} takes {len(expected)} arguments ({names}), got {len(args)}"
+        )
+    for arg, value in zip(expected, args, strict=True):
+        _check_kind(op, arg, value)
 
 
 def _check_kind(op: Op, arg: Arg, value: Any) -> None:

@@ -181,6 +181,56 @@ def sim(
     raise typer.Exit(1 if faulty else 0)
 
 
+@app.command()
+def check(
+    ops: Ops = None,
+    on: Annotated[
+        str | None,
+        typer.Option(help="where: some of cpu,sim,cuda (default: cpu,cuda; without a GPU cpu,sim)"),
+    ] = None,
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full/--quick", help="every dtype and what takes long, or the essence (default)"
+        ),
+    ] = False,
+    sanitize: Annotated[
+        bool, typer.Option("--sanitize", help="also compute-sanitizer's four tools, on a GPU")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="other random values")] = 0,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="ROW", help="rows by name or number; repeatable")
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="write everything there")
+    ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="write a page for a browser there")
+    ] = None,
+    rows: Annotated[bool, typer.Option("--rows", help="list the rows and why they are")] = False,
+) -> None:
+    """Prove an op: fifty named rows, each run on CPU kernels, in the simulator, on a GPU.
+
+    Exit code 0: no row failed. 1: a row failed, with a script to see it again. 2: not checkable.
+    """
+    from opforge.check import row as scoreboard
+    from opforge.check import runner, show
+
+    if rows:
+        table = Table("", "row", "where", "why", box=None)
+        for r in scoreboard.all_rows():
+            star = "★" if r.star else ""
+            table.add_row(f"{r.number or ''}{star}", r.name, " ".join(r.letters), r.reason)
+        out.print(table, highlight=False)
+        return
+    places = tuple(p.strip() for p in on.split(",")) if on else ()
+    options = runner.Options(places, full, sanitize, seed, tuple(only or ()))
+    report = runner.check(list(dict.fromkeys(_records(ops))), options)
+    show.on_console(report, out)
+    show.write(report, json_file, html_file)
+    raise typer.Exit(report.exit_code)
+
+
 @cache_app.command("ls")
 def cache_list() -> None:
     """What is in the cache, newest first."""

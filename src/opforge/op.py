@@ -77,6 +77,8 @@ class Op:
         pointwise: every output element depends on one element of each (broadcast) input.
         autocast: what autocast does to the inputs: ``"promote"`` to the widest of them, a dtype,
             or nothing.
+        module: makes the ``nn.Module`` around the op for the arguments of a case, if there is one;
+            called with the tensor arguments that the module does not own, it is the op.
         namespace: ``torch.ops.<namespace>``; ``opforge`` for the built-in ops.
     """
 
@@ -90,6 +92,7 @@ class Op:
     like: str | None = None
     pointwise: bool = False
     autocast: Literal["promote"] | torch.dtype | None = None
+    module: Callable[..., torch.nn.Module] | None = None
     namespace: str = DEFAULT_NAMESPACE
 
     # Set when the op is loaded from its folder.

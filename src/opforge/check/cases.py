@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,8 @@ from opforge.check import compare
 from opforge.op import Op, as_tuple
 
 Case = tuple[Any, ...]
+Around = Callable[[], contextlib.AbstractContextManager[Any]]
+GradsFor = Callable[[torch.Tensor], torch.Tensor | None]
 
 
 def is_float(value: Any) -> bool:
@@ -24,11 +27,17 @@ def differentiable(case: Case) -> list[torch.Tensor]:
     return [a for a in case if is_float(a)]
 
 
-def cast(case: Case, dtype: torch.dtype) -> Case:
-    """A case with its floating point tensors in another dtype, as leaves of their own."""
+def cast(case: Case, dtype: torch.dtype | None = None) -> Case:
+    """A case with its floating point tensors as leaves of their own, in another dtype if given."""
     return tuple(
-        a.detach().to(dtype).requires_grad_(a.requires_grad) if is_float(a) else a for a in case
+        a.detach().to(dtype or a.dtype).requires_grad_(a.requires_grad) if is_float(a) else a
+        for a in case
     )
+
+
+def as_leaves(case: Case) -> Case:
+    """The case with its floating point tensors as leaves that want a gradient, strides kept."""
+    return tuple(a.detach().requires_grad_() if is_float(a) else a for a in case)
 
 
 def terms(case: Case, output: torch.Tensor) -> int:
@@ -38,47 +47,125 @@ def terms(case: Case, output: torch.Tensor) -> int:
 
 
 def largest(tensors: list[torch.Tensor]) -> float:
-    """The largest magnitude among the tensors."""
-    return max((float(t.detach().double().abs().max()) for t in tensors if t.numel()), default=1.0)
+    """The largest finite magnitude among the tensors."""
+    found = [t.detach().nan_to_num(0, 0, 0).abs().max() for t in tensors if t.numel()]
+    return max(map(float, found), default=1.0)
 
 
-def check_forward(op: Op, case: Case) -> tuple[torch.Tensor, ...]:
-    """Compare the op's outputs with the truth; returns them."""
+def check_forward(
+    op: Op,
+    case: Case,
+    around: Around = contextlib.nullcontext,
+    errors: list[compare.Errors] | None = None,
+    run: Callable[..., Any] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Compare the op's outputs with the truth; returns them.
+
+    The op is run in ``around()``; ``run`` is called in its place if given (compiled, say).
+    """
     assert op.reference is not None
-    outputs = as_tuple(op(*case))
-    theirs = as_tuple(op.reference(*case))
-    exact = as_tuple(op.reference(*cast(case, torch.float64)))
-    for got, torchs, right in zip(outputs, theirs, exact, strict=True):
-        scale = largest(differentiable(case))
-        compare.check(got, torchs, right, 2, terms(case, got), scale, what=op.name)
+    reference = op.reference
+    with around():
+        outputs = as_tuple((run or op)(*case))
+    theirs = as_tuple(reference(*case))
+    exact = as_tuple(reference(*cast(case, torch.float64)))
+    for i, (got, torchs, right) in enumerate(zip(outputs, theirs, exact, strict=True)):
+        found = compare.check(
+            got,
+            torchs,
+            right,
+            2,
+            terms(case, got),
+            largest(differentiable(case)),
+            _output_name(op, i),
+            lambda f, i=i: [as_tuple(reference(*c))[i] for c in _moved(case, f)],  # type: ignore[misc]
+        )
+        if errors is not None:
+            errors.append(found)
     return outputs
 
 
 def check_backward(
-    op: Op, case: Case, grads_for: Callable[[torch.Tensor], torch.Tensor] | None = None
+    op: Op,
+    case: Case,
+    grads_for: GradsFor | None = None,
+    around: Around = contextlib.nullcontext,
+    errors: list[compare.Errors] | None = None,
+    run: Callable[..., Any] | None = None,
 ) -> tuple[torch.Tensor, ...]:
-    """Compare the op's gradients with the truth; returns them. ``grads_for`` makes grad_outputs."""
-    run, dtype = op.reference, differentiable(case)[0].dtype
-    assert run is not None
-    ours, theirs, exact = cast(case, dtype), cast(case, dtype), cast(case, torch.float64)
+    """Compare the op's gradients with the truth; returns them.
+
+    ``grads_for`` makes the gradient of an output; None stands for one that is undefined.
+    """
+    reference = op.reference
+    assert reference is not None
     make_grad = grads_for or (lambda o: torch.randn(o.shape, dtype=torch.float64).to(o))
-    grads: list[torch.Tensor] = []
-    for function, values in ((op, ours), (run, theirs), (run, exact)):
-        results = [r for r in as_tuple(function(*values)) if r.requires_grad]
-        grads = grads or [make_grad(r) for r in results]
-        if results:
-            torch.autograd.backward(
-                results, [g.to(r.dtype) for g, r in zip(grads, results, strict=True)]
-            )
+    with around():
+        ours = cast(case)
+        outputs = [r for r in as_tuple((run or op)(*ours)) if r.requires_grad]
+        grads = [make_grad(r.detach()) for r in outputs]
+        _run_backward(outputs, grads)
+    got = _gradients(ours)
+
+    def gradients_of(values: Case) -> list[torch.Tensor | None]:
+        _run_backward([r for r in as_tuple(reference(*values)) if r.requires_grad], grads)
+        return _gradients(values)
+
+    torchs = gradients_of(cast(case))
+    exact = gradients_of(cast(case, torch.float64))
     names = [a.name for a, v in zip(op.forward.args, case, strict=True) if is_float(v)]
-    found = []
     for i, name in enumerate(names):
-        got, torchs, right = (differentiable(v)[i].grad for v in (ours, theirs, exact))
-        what = f"grad_{name} of {op.name}"
-        if torchs is None or right is None or got is None:
-            if got is not torchs:
-                raise compare.Mismatch(f"{what}: only one of the op and its reference has one")
+        what, one = f"grad_{name} of {op.name}", got[i]
+        theirs, right = torchs[i], exact[i]
+        if one is None or theirs is None or right is None:
+            _check_absent(one, theirs, what)
             continue
-        compare.check(got, torchs, right, 3, terms(case, got), largest(grads), what)
-        found.append(got)
-    return tuple(found)
+        scale = largest([g for g in grads if g is not None])
+
+        def sides(fraction: float, i: int = i) -> list[torch.Tensor]:
+            found = [gradients_of(c)[i] for c in _moved(case, fraction)]
+            return [f for f in found if f is not None]
+
+        found = compare.check(one, theirs, right, 3, terms(case, one), scale, what, sides)
+        if errors is not None:
+            errors.append(found)
+    return tuple(g for g in got if g is not None)
+
+
+def _output_name(op: Op, i: int) -> str:
+    returns = op.forward.returns
+    return op.name if len(returns) == 1 else f"{returns[i].name} of {op.name}"
+
+
+def _run_backward(outputs: list[torch.Tensor], grads: list[torch.Tensor | None]) -> None:
+    pairs = [(o, g.to(o.dtype)) for o, g in zip(outputs, grads, strict=True) if g is not None]
+    if pairs:
+        torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+
+
+def _gradients(values: Case) -> list[torch.Tensor | None]:
+    return [t.grad for t in differentiable(values)]
+
+
+def _check_absent(got: torch.Tensor | None, torchs: torch.Tensor | None, what: str) -> None:
+    """No gradient and one of zeros mean the same."""
+    given = got if torchs is None else torchs
+    if given is not None and bool(given.any()):
+        who, other = ("the op", "its reference") if torchs is None else ("the reference", "the op")
+        raise compare.Mismatch(f"{what}: {who} has one, {other} has none")
+
+
+def _moved(case: Case, fraction: float) -> list[Case]:
+    """The case in float64 with one input at a time moved by a fraction of a rounding, both ways."""
+    exact, moved = cast(case, torch.float64), []
+    for i, value in enumerate(case):
+        if not is_float(value):
+            continue
+        step = 2 * fraction * torch.finfo(value.dtype).eps
+        generator = torch.Generator().manual_seed(0)
+        either = torch.randint(0, 2, value.shape, generator=generator).to(value.device) * 2.0 - 1.0
+        for factor in (1 + step, 1 - step, 1 + step * either, 1 - step * either):
+            changed = (exact[i].detach() * factor).requires_grad_(value.requires_grad)
+            moved.append((*exact[:i], changed, *exact[i + 1 :]))
+    # Leaves of their own each time: gradients add up.
+    return [cast(c) for c in moved]

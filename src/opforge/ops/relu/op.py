@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import opforge
 from opforge.op import Backward, Make, Op
 
 
@@ -38,6 +39,7 @@ op = Op(
     operations=lambda x: x.numel(),
     like="x",
     pointwise=True,
+    module=lambda x: opforge.nn.ReLU(),
 )
 
 

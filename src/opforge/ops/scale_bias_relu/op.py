@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import opforge
 from opforge.op import Backward, Make, Op
 
 
@@ -65,6 +66,7 @@ op = Op(
     cases=cases,
     operations=lambda x, bias, scale: 3 * x.numel(),
     autocast="promote",
+    module=lambda x, bias, scale: opforge.nn.ScaleBiasReLU(x.shape[-1], scale),
 )
 
 

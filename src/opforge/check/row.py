@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rows of the scoreboard: each a named check with a reason, run where its letters say.
+
+Letters: ``c`` the CPU kernel, ``s`` the CUDA kernels in the simulator, ``g`` a GPU. A row is a
+function that is given a :class:`Trial` and raises when the op fails it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from opforge.check import compare, inputs, situation
+from opforge.check.place import LETTERS, Place
+from opforge.check.situation import Situation
+from opforge.errors import OpforgeError
+from opforge.op import Op
+
+
+class NotRun(Exception):
+    """A row that applies to the op could not be run here; the text says why."""
+
+
+class NotApplicable(Exception):
+    """A row has no meaning for this op; the text says why."""
+
+
+class Fault(AssertionError):
+    """What a row found wrong, in words."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: ``number`` is that of the scoreboard, 0 for the rows beside it."""
+
+    number: int
+    name: str
+    star: bool
+    letters: str
+    reason: str
+    run: Callable[[Trial], None]
+
+    @property
+    def label(self) -> str:
+        """Number, star and name, as tables show them."""
+        return f"{self.number or ''}{'★' if self.star else ''} {self.name}".strip()
+
+
+@dataclass
+class Trial:
+    """An op at a place, for one row: what rows draw their situations from."""
+
+    op: Op
+    place: Place
+    seed: int = 0
+    full: bool = False
+    sanitize: bool = False
+    last: Situation | None = None  # what was being tried when a row failed
+    note: str = ""  # something a passed row should say: how many runs, what was left out
+    errors: dict[str, list[compare.Errors]] = field(
+        default_factory=lambda: {"forward": [], "backward": []}
+    )
+
+    @property
+    def every_dtype(self) -> tuple[torch.dtype, ...]:
+        """The dtypes to make cases in: the floating point ones, if the op has any."""
+        return tuple(d for d in self.op.dtypes if d.is_floating_point) or self.op.dtypes
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """The dtypes to try: every one, or the first and bfloat16 in a quick check."""
+        every = self.every_dtype
+        return every if self.full else tuple(d for d in every if d in (every[0], torch.bfloat16))
+
+    def own(self, dtype: torch.dtype | None = None) -> Iterator[Situation]:
+        """The record's cases, in one dtype or in all to be tried."""
+        for one in self.dtypes if dtype is None else (dtype,):
+            for s in situation.own(self.op, self.place, one, self.seed):
+                yield self.trying(s)
+
+    def kinds(self, dtype: torch.dtype | None = None) -> Iterator[Situation]:
+        """One case of each kind, contiguous: by the ranks of tensors and the other arguments.
+
+        These are what rows resize and change; a quick check takes at most four.
+        """
+        for one in self.dtypes if dtype is None else (dtype,):
+            found: dict[str, Situation] = {}
+            for s in situation.own(self.op, self.place, one, self.seed):
+                key = str(
+                    [v.dim() if isinstance(v, torch.Tensor) else v for v in s.values.values()]
+                )
+                if key not in found or s.elements > found[key].elements:
+                    found[key] = s
+            best = sorted(found.values(), key=lambda s: -max(t.dim() for t in s.tensors.values()))
+            for s in best if self.full else best[:4]:
+                for name, tensor in s.tensors.items():
+                    if not tensor.is_contiguous() or tensor.storage_offset():
+                        s = s.change(name, inputs.contiguous)
+                yield self.trying(s)
+
+    def trying(self, s: Situation) -> Situation:
+        """Remember ``s`` as what is being tried, and collect its errors."""
+        self.last = s
+        s.errors = self.errors
+        return s
+
+    def smallest(self, dtype: torch.dtype | None = None, least: int = 2) -> Situation:
+        """The smallest case of at least so many elements: for what is run very often."""
+        found = sorted(self.own(dtype or self.dtypes[0]), key=lambda s: s.elements)
+        return self.trying(next((s for s in found if s.elements >= least), found[-1]))
+
+    def largest(self, dtype: torch.dtype | None = None) -> Situation:
+        """The largest case."""
+        return self.trying(max(self.own(dtype or self.dtypes[0]), key=lambda s: s.elements))
+
+
+_rows: list[Row] = []
+
+
+def row(
+    number: int, name: str, letters: str, reason: str, star: bool = False
+) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
+    """Make a function a row of the scoreboard."""
+
+    def keep(function: Callable[[Trial], None]) -> Callable[[Trial], None]:
+        _rows.append(Row(number, name, star, letters.replace(" ", ""), reason, function))
+        return function
+
+    return keep
+
+
+@functools.cache
+def all_rows() -> tuple[Row, ...]:
+    """Every row in the order of the scoreboard; what ``random`` finds often has its own, before."""
+    from opforge.check import rows
+
+    for module in pkgutil.iter_modules(rows.__path__):
+        importlib.import_module(f"{rows.__name__}.{module.name}")
+    return tuple(sorted(_rows, key=lambda r: (r.name == "random", r.number)))
+
+
+def find(names: list[str]) -> list[Row]:
+    """The rows of these names or numbers; all if there are none."""
+    if not names:
+        return list(all_rows())
+    found = []
+    for name in names:
+        matching = [r for r in all_rows() if name in (r.name, str(r.number or ""))]
+        if not matching:
+            known = ", ".join(f"{r.number or '-'} {r.name}" for r in all_rows())
+            raise OpforgeError(f"there is no row {name!r}; the rows are: {known}")
+        found += matching
+    return found
+
+
+def applies_at(row: Row, place: str) -> bool:
+    """Whether a row is run at a place."""
+    return LETTERS[place] in row.letters

@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows about PyTorch around the op: opcheck, compile, export, vmap, autocast, tensors, modules."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from opforge.check import cases, compare, explain, inputs
+from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
+from opforge.check.situation import Situation
+from opforge.op import Op, as_tuple
+
+
+def _overload(op: Op) -> Any:
+    return getattr(getattr(torch.ops, op.namespace), op.name).default
+
+
+@row(
+    34,
+    "opcheck",
+    "c g",
+    "torch's own test of a registration: schema, fake kernel, autograd, tracing.",
+    star=True,
+)
+def opcheck(t: Trial) -> None:
+    """Over dtypes, kinds of cases and layouts, with and without gradients."""
+    found = list(t.kinds())
+    for base in found if t.full else found[:3]:
+        for change in (inputs.contiguous, inputs.transposed):
+            s = base
+            for name in base.tensors:
+                s = s.change(name, change)
+            t.trying(
+                s
+            ).last = f"torch.library.opcheck(torch.ops.{t.op.namespace}.{t.op.name}, case)"
+            for case in (s.case, cases.as_leaves(s.case)):
+                try:
+                    torch.library.opcheck(_overload(t.op), case)
+                except Exception as error:
+                    raise Fault(explain.opcheck(_innermost(error))) from None
+
+
+def _innermost(error: BaseException) -> str:
+    """opcheck's message, and the message of what it stumbled over."""
+    texts = [str(error)]
+    while error.__cause__ is not None:
+        error = error.__cause__
+        texts.append(f"{type(error).__name__}: {error}")
+    return "\n".join(dict.fromkeys(texts))
+
+
+@row(
+    37,
+    "compile",
+    "c g",
+    "torch.compile(fullgraph=True): no break, few recompiles, and the same answer as without it.",
+    star=True,
+)
+def compile(t: Trial) -> None:
+    """Static and dynamic shapes, forward and backward, against truth."""
+    backend = "inductor" if t.full else "aot_eager"
+    found = [s for s in t.kinds(t.dtypes[0]) if s.elements]
+    for s in found[: 3 if t.full else 2]:
+        t.trying(s)
+        for dynamic in (False, True):
+            torch._dynamo.reset()
+            compiled = torch.compile(
+                lambda *a: t.op(*a), fullgraph=True, dynamic=dynamic, backend=backend
+            )
+            s.last = f"cases.check_forward(op, case, run=torch.compile(op, dynamic={dynamic}))"
+            cases.check_forward(t.op, s.case, t.place, run=compiled)
+            if s.has_gradient():
+                s.last = s.last.replace("check_forward", "check_backward")
+                leaves = cases.as_leaves(s.case)
+                gradient = _seeded(t)
+                cases.check_backward(t.op, leaves, gradient, t.place, run=compiled)
+    _recompiles(t, found)
+    t.note = f"backend {backend}"
+
+
+def _seeded(t: Trial) -> cases.GradsFor:
+    return lambda o: inputs.random_gradient(o, t.seed)
+
+
+def _recompiles(t: Trial, found: list[Situation]) -> None:
+    """Other sizes of one dim compile at most once more."""
+    for base in found:
+        sizes = [n for n in base.sizes() if n > 1]
+        tries = [base.resize({sizes[0]: n}) for n in (5, 6, 7, 8)] if sizes else []
+        if not tries or not all(s.makes_sense() for s in tries):
+            continue
+        torch._dynamo.reset()
+        counter = torch._dynamo.testing.CompileCounter()
+        compiled = torch.compile(lambda *a: t.op(*a), fullgraph=True, backend=counter)
+        for s in tries:
+            t.trying(s)
+            compiled(*s.case)
+        if counter.frame_count > 2:
+            raise Fault(
+                f"{counter.frame_count} compilations for 4 sizes of one dim: something in the op "
+                "asks for a size as a number (int(x.shape[0]), a Python branch on it)"
+            )
+        return
+
+
+@row(
+    38,
+    "export",
+    "c g",
+    "A model with the op is exported, saved, loaded, and compiled ahead of time.",
+)
+def export(t: Trial) -> None:
+    """torch.export and back; AOTInductor too in a full check."""
+    s = t.trying(next((s for s in t.kinds(t.dtypes[0]) if s.elements), t.largest()))
+    tensors = {n: x.detach() for n, x in s.tensors.items()}
+
+    class Model(torch.nn.Module):
+        def forward(self, *given: torch.Tensor) -> Any:
+            return t.op(*{**s.values, **dict(zip(tensors, given, strict=True))}.values())
+
+    right = as_tuple(t.op(*s.case))
+    program = torch.export.export(Model(), tuple(tensors.values()))
+    with tempfile.TemporaryDirectory() as folder:
+        torch.export.save(program, f"{folder}/model.pt2")
+        ways: list[tuple[str, Callable[..., Any]]] = [
+            ("exported", torch.export.load(f"{folder}/model.pt2").module())
+        ]
+        if t.full:
+            package = torch._inductor.aoti_compile_and_package(
+                program, package_path=f"{folder}/aot.pt2"
+            )
+            ways.append(("compiled ahead of time", torch._inductor.aoti_load_package(package)))
+        for what, run in ways:
+            for a, b in zip(as_tuple(run(*tensors.values())), right, strict=True):
+                compare.check_same_bits(a, b, f"{what}, the op gives other bits")
+    t.note = ", ".join(what for what, _ in ways)
+
+
+@row(39, "vmap", "c g", "torch.vmap must give what a loop over the samples gives.")
+def vmap(t: Trial) -> None:
+    """All tensors batched, and the first alone."""
+    for base in t.kinds(t.dtypes[0]):
+        s = t.trying(base)
+        for batched in {tuple(s.tensors), tuple(s.tensors)[:1]}:
+            samples = {
+                n: torch.stack(
+                    [s.tensors[n], s.tensors[n].flip(0)]
+                    if s.tensors[n].dim()
+                    else [s.tensors[n]] * 2,
+                    -1,
+                )
+                for n in batched
+            }
+
+            def run(*given: torch.Tensor) -> Any:
+                return t.op(*{**s.values, **dict(zip(batched, given, strict=True))}.values())  # noqa: B023
+
+            s.last = f"print(torch.vmap(op, in_dims=-1))  # over {', '.join(batched)}"
+            got = as_tuple(torch.vmap(run, in_dims=-1)(*samples.values()))
+            loop = [as_tuple(run(*[x[..., i] for x in samples.values()])) for i in range(2)]
+            for i, one in enumerate(got):
+                right = torch.stack([sample[i] for sample in loop])
+                compare.check_same_bits(one, right, "vmap gives other bits than a loop")
+
+
+@row(40, "autocast", "c g", "Under autocast the op gives the dtype that its record documents.")
+def autocast(t: Trial) -> None:
+    """Inputs in bfloat16, and mixed where the record promotes."""
+    if torch.bfloat16 not in t.op.dtypes:
+        raise NotApplicable("it takes no bfloat16")
+    assert t.op.reference is not None
+    for base in t.kinds(torch.bfloat16):
+        names = list(base.floats)
+        tries = [base]
+        if t.op.autocast == "promote" and len(names) > 1 and torch.float32 in t.op.dtypes:
+            tries.append(base.change(names[-1], inputs.to_dtype, torch.float32))
+        for s in tries:
+            dtypes = [x.dtype for x in s.floats.values()]
+            target = t.op.autocast
+            if target == "promote":
+                target = torch.float32 if torch.float32 in dtypes else torch.bfloat16
+            cast = cases.cast(s.case, target) if isinstance(target, torch.dtype) else s.case
+            wanted = as_tuple(t.op.reference(*cast))
+            with torch.autocast(t.place.device, dtype=torch.bfloat16):
+                t.trying(s).last = "with torch.autocast(place.device): print(op(*case).dtype)"
+                got = as_tuple(s.op(*s.case))
+            for a, b in zip(got, wanted, strict=True):
+                if a.dtype != b.dtype:
+                    raise Fault(
+                        f"under autocast inputs of {', '.join(map(str, dtypes))} give {a.dtype}; "
+                        f"the record's autocast={t.op.autocast!r} means {b.dtype}"
+                    )
+
+
+@row(
+    44,
+    "distributed",
+    "c g",
+    "A sharded tensor gives the unsharded result, or the missing rule is named.",
+)
+def distributed(t: Trial) -> None:
+    """A DTensor over one process."""
+    if not torch.distributed.is_available():
+        raise NotRun("torch is built without torch.distributed")
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    s = t.largest()
+    right = as_tuple(t.op(*s.case))
+    with _one_process(t.place.device) as mesh:
+        sharded = tuple(
+            distribute_tensor(v, mesh, [Shard(0)]) if isinstance(v, torch.Tensor) and v.dim() else v
+            for v in s.case
+        )
+        try:
+            got = as_tuple(t.op(*sharded))
+        except NotImplementedError as error:
+            if t.op.name not in str(error):
+                raise
+            t.note = f"refused: {error}"
+            return
+        for a, b in zip(got, right, strict=True):
+            whole = a.full_tensor() if isinstance(a, DTensor) else a
+            compare.check_same_bits(whole, b, "sharded, the op gives other bits")
+
+
+@contextlib.contextmanager
+def _one_process(device: str) -> Iterator[Any]:
+    """A process group of this process alone; nothing is opened to the network."""
+    dist: Any = torch.distributed
+    backend = "nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield dist.init_device_mesh(device, (1,))
+    finally:
+        dist.destroy_process_group()
+
+
+@row(49, "modules", "c g", "A module around the op is saved, copied and pickled with models.")
+def modules(t: Trial) -> None:
+    """state_dict, deepcopy and pickle round trips."""
+    if t.op.module is None:
+        raise NotApplicable("its record names no module")
+    s = t.largest()
+    module = t.op.module(*s.case).to(t.place.device, s.dtype)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    x = next(iter(s.tensors.values())).detach()
+    right = module(x)
+    buffer = io.BytesIO()
+    torch.save(module.state_dict(), buffer)
+    buffer.seek(0)
+    loaded = t.op.module(*s.case).to(t.place.device, s.dtype)
+    loaded.load_state_dict(torch.load(buffer, weights_only=True))
+    twins = {
+        "state_dict": loaded,
+        "deepcopy": copy.deepcopy(module),
+        "pickle": pickle.loads(pickle.dumps(module)),
+    }
+    for what, twin in twins.items():
+        compare.check_same_bits(twin(x), right, f"after {what} the module gives other bits")

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows about the GPU's runtime: devices, streams, graphs, memory, architectures.
+
+Where a fault can be seen without a GPU, the simulator looks for it, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from opforge.build import load
+from opforge.check import cases, compare, inputs
+from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
+from opforge.check.situation import Situation
+from opforge.errors import KernelUnavailable, SimulationError
+from opforge.op import as_tuple
+
+
+def _simulate_placement(t: Trial, kinds: tuple[str, ...]) -> None:
+    """Run all cases as if on another GPU with a stream of its own; raise reports of these kinds."""
+    for s in t.own(t.dtypes[0]):
+        s.place = replace(t.place, placement=True)
+        try:
+            s.results(s.has_gradient())
+        except SimulationError as error:
+            if any(f"{kind}:" in str(error) for kind in kinds):
+                raise
+
+
+@row(
+    23,
+    "other-device",
+    "s g",
+    "A kernel launched without a device guard runs on the current GPU, not on that of its tensors.",
+    star=True,
+)
+def other_device(t: Trial) -> None:
+    """Tensors on the second GPU while the first is current; the current one stays so."""
+    if t.place.name == "sim":
+        _simulate_placement(t, ("device-guard",))
+        return
+    if torch.cuda.device_count() < 2:
+        raise NotRun("one GPU: needs two")
+    s = t.largest()
+    right = s.results()
+    moved = s
+    for name in s.tensors:
+        moved = moved.change(name, inputs.to_device, "cuda:1")
+    got = t.trying(moved).results()
+    if torch.cuda.current_device() != 0:
+        raise Fault(f"the current device is now {torch.cuda.current_device()}; it was 0")
+    for a, b in zip(got, right, strict=True):
+        compare.check_same_bits(a.cpu(), b.cpu(), "on cuda:1 the op gives other bits")
+
+
+@row(
+    31,
+    "side-stream",
+    "s g",
+    "Work goes on the current stream and waits for nothing else; elsewhere it is a race.",
+    star=True,
+)
+def side_stream(t: Trial) -> None:
+    """While the default stream is busy, a side stream gets its results, right and at once."""
+    if t.place.name == "sim":
+        _simulate_placement(t, ("stream", "synchronises"))
+        return
+    s = t.largest()
+    right = s.results()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    torch.cuda._sleep(2_000_000_000)  # about a second on the default stream
+    started = time.monotonic()
+    with torch.cuda.stream(side):
+        got = [x.clone() for x in s.results()]
+        side.synchronize()
+        values = [x.cpu() for x in got]
+    took = time.monotonic() - started
+    torch.cuda.synchronize()
+    if took > 0.5:
+        raise Fault(
+            f"the side stream waited {took:.2f} s for the default stream: the op synchronises the "
+            "device, or launches on the default stream; launch on current_stream(x)"
+        )
+    for a, b in zip(values, right, strict=True):
+        compare.check_same_bits(
+            a, b.cpu(), "on a side stream the op gives other bits (launched on another stream?)"
+        )
+
+
+@row(
+    32,
+    "graph",
+    "g",
+    "Captured in a CUDA graph and replayed on new data: no allocation or synchronisation hides.",
+    star=True,
+)
+def graph(t: Trial) -> None:
+    """Forward and backward are captured together and replayed on other values."""
+    s = t.largest()
+    for name in s.floats:
+        s = t.trying(s.change(name, inputs.contiguous_copy))
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        s.results()  # loads, and warms up
+    torch.cuda.current_stream().wait_stream(side)
+    captured_graph = torch.cuda.CUDAGraph()
+    case = cases.as_leaves(s.case)
+    grads = [inputs.random_gradient(o, t.seed) for o in as_tuple(t.op(*s.case))]
+    with torch.cuda.graph(captured_graph):
+        captured = _outputs_and_gradients(t, case, grads)
+    for tensor in s.floats.values():
+        tensor.copy_(tensor.flip(0) if tensor.dim() else -tensor)
+    captured_graph.replay()
+    torch.cuda.synchronize()
+    right = _outputs_and_gradients(t, cases.as_leaves(s.case), grads)
+    for a, b in zip(captured, right, strict=True):
+        compare.check_same_bits(a, b, "the replayed graph gives other bits")
+
+
+def _outputs_and_gradients(
+    t: Trial, case: cases.Case, grads: list[torch.Tensor]
+) -> list[torch.Tensor]:
+    outputs = as_tuple(t.op(*case))
+    pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
+    found: tuple[torch.Tensor | None, ...] = ()
+    if pairs:
+        found = torch.autograd.grad(
+            [o for o, _ in pairs],
+            cases.differentiable(case),
+            [g for _, g in pairs],
+            allow_unused=True,
+        )
+    return [o.detach() for o in outputs] + [g for g in found if g is not None]
+
+
+@row(
+    33,
+    "first-call-in-capture",
+    "g",
+    "Loading a kernel cannot be captured: the error says what to do.",
+)
+def first_call_in_capture(t: Trial) -> None:
+    """A first call while capturing asks to be run once before."""
+    kept, load._attempts = load._attempts, {}
+    try:
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            load.ensure(t.op, t.op.name, "cuda")
+    except KernelUnavailable as error:
+        if "run it once before capturing" not in str(error):
+            raise Fault(f"the message does not say what to do: {error}") from None
+        return
+    finally:
+        load._attempts = kept
+    raise Fault("a first call during capture loads a kernel without a word")
+
+
+@row(
+    46,
+    "out-of-memory",
+    "g",
+    "Out of memory inside the op is torch's OutOfMemoryError, and the next call works.",
+)
+def out_of_memory(t: Trial) -> None:
+    """The allocator is given no room beyond the inputs."""
+    s = _enlarged(t)
+    right = s.results(False)
+    needs = max(r.numel() * r.element_size() for r in right)
+    if needs < 8 << 20:
+        raise NotApplicable("its outputs are too small to run out of memory")
+    del right
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    try:
+        s.call()
+    except torch.OutOfMemoryError:
+        pass
+    except RuntimeError as error:
+        raise Fault(
+            f"out of memory is a {type(error).__name__}, not torch.OutOfMemoryError: {error}"
+        ) from None
+    else:
+        raise Fault("more memory was found than the allocator may hand out")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    s.forward()
+
+
+def _enlarged(t: Trial) -> Situation:
+    """The case with the most output for its sizes, made large."""
+    for base in t.kinds(t.dtypes[0]):
+        sizes = base.sizes()
+        if sizes and max(x.dim() for x in base.tensors.values()) <= 2:
+            s = base.resize({**{n: min(n, 1024) for n in sizes}, sizes[0]: 1 << 15})
+            if s.makes_sense() and s.elements > 1 << 22:
+                return t.trying(s)
+    return t.largest()
+
+
+@row(48, "architecture", "g", "A binary without this GPU's architecture: the error lists both.")
+def architecture(t: Trial) -> None:
+    """The op's library, relabelled as built for another architecture."""
+    t.largest().call()
+    library = load.loaded_path(t.op, "cuda")
+    beside = library.with_suffix(".json")
+    manifest = json.loads(
+        (beside if beside.exists() else library.parent / "manifest.json").read_text()
+    )
+    other = "8.0" if torch.cuda.get_device_capability()[0] != 8 else "9.0"
+    before = os.environ.get("OPFORGE_PREBUILT")
+    with tempfile.TemporaryDirectory() as folder:
+        name = f"{t.op.name}-cuda"
+        shutil.copy(library, Path(folder) / f"{name}.so")
+        manifest |= {"archs": [other], "library": f"{name}.so"}
+        (Path(folder) / f"{name}.json").write_text(json.dumps(manifest))
+        os.environ["OPFORGE_PREBUILT"] = folder
+        try:
+            load.find(t.op, "cuda")
+        except KernelUnavailable as error:
+            mine = ".".join(map(str, torch.cuda.get_device_capability()))
+            if other not in str(error) or mine not in str(error):
+                raise Fault(f"the message does not list both architectures: {error}") from None
+            return
+        finally:
+            if before is None:
+                del os.environ["OPFORGE_PREBUILT"]
+            else:
+                os.environ["OPFORGE_PREBUILT"] = before
+    raise Fault("a library for another architecture was accepted")

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows about gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.gradcheck import GradcheckError
+
+from opforge.check import cases, explain, inputs
+from opforge.check.row import Fault, NotApplicable, Trial, row
+from opforge.check.situation import Situation
+from opforge.op import as_tuple
+
+_FEW = 80  # elements of a case that is differentiated numerically
+
+
+def _differentiable(t: Trial, own: bool = True) -> list[Situation]:
+    found = [s for s in (t.own() if own else t.kinds()) if s.has_gradient()]
+    if not found:
+        raise NotApplicable("it has no gradient")
+    return found
+
+
+@row(
+    8,
+    "narrow-gradient",
+    "c s g",
+    "torch.cat after the op hands back a slice of a wider gradient; read as contiguous, it is "
+    "someone else's.",
+    star=True,
+)
+def narrow_gradient(t: Trial) -> None:
+    """The gradient of the output is a view into wider rows, or transposed."""
+    for s in _differentiable(t):
+        t.trying(s).backward(inputs.narrow_gradient)
+        s.backward(inputs.transposed_gradient)
+
+
+@row(
+    9,
+    "expanded-gradient",
+    "c s g",
+    ".sum().backward() hands back one number with stride 0; memory holds no second one.",
+    star=True,
+)
+def expanded_gradient(t: Trial) -> None:
+    """The gradient of the output is one value, expanded."""
+    for s in _differentiable(t):
+        t.trying(s).backward(inputs.expanded_gradient)
+
+
+@row(
+    10,
+    "missing-gradient",
+    "c s g",
+    "With several outputs a loss may use one; the gradient of the others is undefined, not an "
+    "error.",
+)
+def missing_gradient(t: Trial) -> None:
+    """Each output's gradient in turn, the others undefined."""
+    for s in _differentiable(t):
+        outputs = [o for o in as_tuple(_reference(s)) if o.requires_grad]
+        if len(outputs) < 2:
+            raise NotApplicable("it has one differentiable output")
+        for chosen in range(len(outputs)):
+            turn = iter(range(len(outputs)))
+
+            def grads_for(o: torch.Tensor) -> torch.Tensor | None:
+                is_it = next(turn) == chosen  # noqa: B023
+                return inputs.random_gradient(o, t.seed) if is_it else None
+
+            t.trying(s)
+            s.last = f"# the gradient of output {chosen} alone; the others are undefined"
+            cases.check_backward(t.op, cases.as_leaves(s.case), grads_for, t.place)
+
+
+def _reference(s: Situation) -> Any:
+    assert s.op.reference is not None
+    return s.op.reference(*cases.as_leaves(s.case))
+
+
+@row(
+    27,
+    "changed-before-backward",
+    "c s g",
+    "A tensor changed in place after the forward: autograd's version error, or it does not matter.",
+)
+def changed_before_backward(t: Trial) -> None:
+    """Each input, and each output, is changed between forward and backward."""
+    for s in _differentiable(t, own=False):
+        if s.elements < 2:
+            continue
+        names = [*s.floats, *(r.name for r in t.op.forward.returns)]
+        right = cases.check_backward(
+            t.op, cases.as_leaves(s.case), lambda o: inputs.random_gradient(o, t.seed), t.place
+        )
+        for name in names:
+            copies = s
+            for n in s.floats:
+                copies = copies.change(n, inputs.contiguous_copy)
+            t.trying(copies)
+            got = _gradients_after_a_change(copies, name)
+            if got is None:
+                continue
+            for a, b in zip(got, right, strict=True):
+                if a is not None and not torch.equal(a.nan_to_num(), b.nan_to_num()):
+                    raise Fault(
+                        f"{name} was changed in place between forward and backward, and the "
+                        "gradient is another one, silently; keep it with ctx.save_for_backward "
+                        "(ask for it as a parameter of the backward), which notices"
+                    )
+
+
+def _gradients_after_a_change(s: Situation, name: str) -> Any:
+    """The gradients, or None where autograd noticed the change."""
+    case = cases.as_leaves(s.case)
+    with s.place():
+        outputs = as_tuple(s.op(*case))
+        by_name = dict(zip(s.values, case, strict=True))
+        by_name |= {r.name: o for r, o in zip(s.op.forward.returns, outputs, strict=True)}
+        wanted = [o for o in outputs if o.requires_grad]
+        grads = [inputs.random_gradient(o, s.seed) for o in wanted]
+        with torch.no_grad():
+            by_name[name].mul_(-3).add_(1)
+        try:
+            return torch.autograd.grad(wanted, cases.differentiable(case), grads, allow_unused=True)
+        except RuntimeError as error:
+            if "modified by an inplace operation" in str(error):
+                return None
+            raise
+
+
+@row(
+    35,
+    "gradients",
+    "c s g",
+    "gradcheck in float64, and the kernel's gradients against truth in every dtype.",
+    star=True,
+)
+def gradients(t: Trial) -> None:
+    """Numerical derivatives for small cases; the truth for all."""
+    for s in _differentiable(t):
+        t.trying(s).backward()
+    if torch.float64 not in t.op.dtypes:
+        t.note = "no float64 kernel: gradients against truth only"
+        return
+    for s in t.own(torch.float64):
+        if 0 < s.elements <= _FEW and s.has_gradient():
+            _gradcheck(t, s, torch.autograd.gradcheck)
+
+
+def _gradcheck(t: Trial, s: Situation, check: Any) -> None:
+    leaves = {n: x.detach().clone().requires_grad_() for n, x in s.floats.items()}
+
+    def run(*tensors: torch.Tensor) -> Any:
+        with t.place():
+            return t.op(*{**s.values, **dict(zip(leaves, tensors, strict=True))}.values())
+
+    try:
+        with t.place():
+            check(run, tuple(leaves.values()), nondet_tol=0.0)
+    except GradcheckError as error:
+        raise Fault(explain.gradcheck(str(error))) from None
+
+
+@row(
+    36,
+    "double-backward",
+    "c g",
+    "Gradient penalties differentiate the backward: right, or refused.",
+)
+def double_backward(t: Trial) -> None:
+    """gradgradcheck in float64, or an error that says it is not supported."""
+    if torch.float64 not in t.op.dtypes:
+        raise NotApplicable("no float64 kernel to differentiate twice")
+    tried = 0
+    for s in t.own(torch.float64):
+        if 0 < s.elements <= _FEW and s.has_gradient():
+            tried += 1
+            try:
+                _gradcheck(t, t.trying(s), torch.autograd.gradgradcheck)
+            except NotImplementedError as error:
+                if "not supported for" not in str(error):
+                    raise
+                t.note = f"refused: {error}"
+                return
+    if not tried:
+        raise NotApplicable(f"no differentiable case of at most {_FEW} elements")

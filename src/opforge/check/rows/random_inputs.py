@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The row that makes inputs up: hypothesis draws them, and shrinks one that fails."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from opforge.check import inputs
+from opforge.check.row import Trial, row
+
+_SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 127, 129, 255, 257)
+_LAYOUTS = (
+    inputs.contiguous,
+    inputs.offset,
+    inputs.stepped,
+    inputs.padded,
+    inputs.transposed,
+    inputs.expanded,
+    inputs.expanded_last,
+)
+_GRADIENTS = (
+    inputs.random_gradient,
+    inputs.narrow_gradient,
+    inputs.expanded_gradient,
+    inputs.transposed_gradient,
+)
+_VALUES = (None, None, None, float("nan"), float("inf"), -float("inf"), -0.0)
+
+
+@row(
+    0,
+    "random",
+    "c s g",
+    "Shapes, layouts, values and gradients nobody thought of together, shrunk to the least that "
+    "fails.",
+)
+def random(t: Trial) -> None:
+    """Random situations: dtype, kind of case, sizes, layouts, a special value, a gradient."""
+    bases = [s for dtype in t.dtypes for s in t.kinds(dtype)]
+    count = 150 if t.full else 25
+
+    @seed(t.seed)
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        print_blob=False,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.data())
+    def run(data: st.DataObject) -> None:
+        s = data.draw(st.sampled_from(bases))
+        sizes = s.sizes()
+        drawn = [data.draw(st.sampled_from(_SIZES)) for _ in sizes[:4]]
+        while _product(drawn) > 20_000:
+            drawn[drawn.index(max(drawn))] //= 4
+        new = dict.fromkeys(sizes, 2)
+        s = s.resize({**new, **dict(zip(sizes, drawn, strict=False))})
+        value = data.draw(st.sampled_from(_VALUES))
+        for name, tensor in s.tensors.items():
+            if value is not None and tensor.is_floating_point():
+                s = s.change(name, inputs.put, value, seed=t.seed, share=0.1)
+            if tensor.dim() and tensor.numel():
+                s = s.change(name, data.draw(st.sampled_from(_LAYOUTS)))
+        if not s.makes_sense():
+            return
+        t.trying(s).forward()
+        if s.has_gradient():
+            s.backward(data.draw(st.sampled_from(_GRADIENTS)))
+
+    run()
+    t.note = f"{count} situations"
+
+
+def _product(sizes: list[int]) -> int:
+    return torch.Size(sizes).numel()

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that run the same again, and the detectors for what repeating may not show."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from opforge.check import compare, sanitizer
+from opforge.check.row import Fault, NotRun, Trial, row
+from opforge.check.situation import Situation, where
+
+
+@row(
+    41,
+    "deterministic",
+    "c s g",
+    "In deterministic mode results are the same to the bit, or torch's own error says otherwise.",
+    star=True,
+)
+def deterministic(t: Trial) -> None:
+    """100 runs under torch.use_deterministic_algorithms."""
+    with _deterministic_mode():
+        try:
+            _repeat(t, t.smallest(least=64), 100)
+        except RuntimeError as error:
+            if "does not have a deterministic implementation" not in str(error):
+                raise
+            t.note = "refused with torch's own error"
+
+
+@contextlib.contextmanager
+def _deterministic_mode() -> Iterator[None]:
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+@row(
+    42,
+    "repeats",
+    "c s g",
+    "A race shows once in a while: a thousand repeats (in the simulator, orders of threads).",
+    star=True,
+)
+def repeats(t: Trial) -> None:
+    """The same bits every time, forward and backward."""
+    count = 1000 if t.full else 100
+    _repeat(t, t.smallest(least=64) if t.place.name == "sim" else t.largest(), count)
+    t.note = f"{count} {'orders of threads' if t.place.name == 'sim' else 'runs'}"
+
+
+def _repeat(t: Trial, s: Situation, count: int) -> None:
+    gradient = s.has_gradient()
+    first = s.results(gradient)
+    for number in range(count):
+        if t.place.name == "sim":
+            s.place = replace(t.place, seed=number)
+        for a, b in zip(first, s.results(gradient), strict=True):
+            compare.check_same_bits(a, b, f"run {number + 2} gives other bits than the first")
+
+
+@row(
+    43,
+    "sanitizer",
+    "s g",
+    "Races, reads of unwritten memory and accesses out of bounds give right results, mostly.",
+    star=True,
+)
+def sanitizer_row(t: Trial) -> None:
+    """compute-sanitizer's four tools on a GPU; the simulator's own detectors elsewhere."""
+    if t.place.name == "cuda":
+        if not t.sanitize:
+            raise NotRun("takes minutes: ask for it with --sanitize")
+        t.note = sanitizer.run(t.op, t.seed)
+        return
+    for s in t.own():
+        s.place = replace(t.place, mode="race")
+        s.both()
+    t.note = "races, unwritten and misaligned memory"
+    if t.full:
+        command = [sys.executable, "-m", "opforge", "sim", where(t.op), "--asan"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=540)
+        if done.returncode == 1:
+            raise Fault(done.stdout.strip())
+        if done.returncode != 0:
+            raise NotRun(f"AddressSanitizer could not run: {done.stderr.strip()}")
+        t.note += ", out-of-bounds"

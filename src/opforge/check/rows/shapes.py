@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows about sizes: empty, tiny, odd, many, long, far apart, huge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from opforge.check import inputs
+from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
+from opforge.check.situation import Situation
+
+_SMALL = 5  # what other dims are cut to while one is long
+
+
+def _resized(t: Trial, sizes: tuple[int, ...], rest: int = _SMALL) -> Iterator[Situation]:
+    """Each kind of case with one of its sizes replaced and the others cut short."""
+    for base in t.kinds():
+        own = base.sizes()
+        for chosen in own:
+            for size in sizes:
+                new = {n: min(n, rest) for n in own}
+                new[chosen] = size
+                s = base.resize(new)
+                if s.makes_sense():
+                    yield t.trying(s)
+
+
+def _sizes_by_dtype(dtype: torch.dtype) -> tuple[int, ...]:
+    width = 16 // dtype.itemsize  # elements of a 16-byte vector
+    return tuple(sorted({1, 7, 31, 33, 1023, 1025, width - 1, width, width + 1, 2 * width + 1}))
+
+
+@row(0, "own-cases", "c s g", "The record's own cases, in every dtype, against float64 truth.")
+def own_cases(t: Trial) -> None:
+    """Outputs are near the truth, contiguous or as the record says."""
+    for s in t.own():
+        for output in s.forward():
+            if t.op.like is None and not output.is_contiguous():
+                raise Fault(
+                    f"the output has strides {output.stride()} for shape {tuple(output.shape)}; "
+                    "outputs are contiguous unless the record says like=<input>"
+                )
+
+
+@row(
+    1,
+    "empty",
+    "c s g",
+    "A dim of size 0 comes up in every real pipeline; launching nothing is an error in CUDA.",
+    star=True,
+)
+def empty(t: Trial) -> None:
+    """Right-shaped empty outputs, zero gradients."""
+    tried = 0
+    for s in _resized(t, (0,)):
+        s.both()
+        tried += 1
+    if not tried:
+        raise NotApplicable("no dim of its cases can be empty")
+
+
+@row(2, "scalars", "c s g", "Tensors of one element or no dims: correct, or an error naming it.")
+def scalars(t: Trial) -> None:
+    """All dims 1, and no dims at all."""
+    for base in t.kinds():
+        one = t.trying(base.resize(dict.fromkeys(base.sizes(), 1)))
+        if one.makes_sense():
+            one.both()
+        for name in base.tensors:
+            s = t.trying(base.change(name, inputs.scalar))
+            if s.makes_sense():
+                s.both()
+            else:
+                _refuses_rank(s, name)
+
+
+def _refuses_rank(s: Situation, name: str) -> None:
+    try:
+        s.call()
+    except (TypeError, ValueError, RuntimeError) as error:
+        if name in str(error):
+            return
+        raise Fault(
+            f"{name} without dims is refused, but the message does not name it: {error}"
+        ) from None
+    raise Fault(f"{name} without dims is accepted, though the record or its reference refuses it")
+
+
+@row(
+    3,
+    "odd-sizes",
+    "c s g",
+    "Sizes around the vector width and the warp are where tails are forgotten.",
+    star=True,
+)
+def odd_sizes(t: Trial) -> None:
+    """1, 7, 31, 33, 1023, 1025, and the vector width, one more and one less."""
+    for dtype in t.dtypes:
+        for base in t.kinds(dtype):
+            own = base.sizes()
+            for chosen in own:
+                for size in _sizes_by_dtype(dtype):
+                    new = {n: min(n, _SMALL) for n in own}
+                    s = t.trying(base.resize({**new, chosen: size}))
+                    if s.makes_sense():
+                        s.both()
+
+
+@row(
+    11,
+    "huge",
+    "g",
+    "Past 2^31 elements a 32-bit index wraps around, silently.",
+    star=True,
+)
+def huge(t: Trial) -> None:
+    """2^31 - 1, 2^31 and 2^31 + 1 elements, or just beyond in whole rows."""
+    dtype = min(t.every_dtype, key=lambda d: d.itemsize)
+    tried = 0
+    for base in t.kinds(dtype):
+        own = base.sizes()
+        if not own:
+            continue
+        most = max(base.tensors.values(), key=lambda x: x.numel())
+        if most.numel() == 0 or most.dim() > 2:
+            continue
+        rest = dict.fromkeys(own, 3)
+        chosen = most.shape[0]
+        counts = [2**31 - 1, 2**31, 2**31 + 1] if most.dim() == 1 else [2**31 // 3 + 1]
+        for count in counts:
+            _one_huge(t, base, {**rest, chosen: count})
+            tried += 1
+        if tried >= (3 if not t.full else 12):
+            break
+    if not tried:
+        raise NotApplicable("no case has one or two dims to make huge")
+
+
+def _one_huge(t: Trial, base: Situation, sizes: dict[int, int]) -> None:
+    needed = 2**31 * 8 * 5  # the truth's tensors, in float64
+    free, _ = torch.cuda.mem_get_info()
+    if free < needed:
+        raise NotRun(f"needs {needed / 2**30:.0f} GiB of GPU memory, {free / 2**30:.0f} are free")
+    s = base
+    for name, tensor in base.tensors.items():
+        shape = tuple(sizes.get(n, n) for n in tensor.shape)
+        if shape != tuple(tensor.shape):
+            s = s.change(name, inputs.repeated, shape)
+    if not s.makes_sense():
+        return
+    t.trying(s).forward()
+    torch.cuda.empty_cache()
+    if s.has_gradient():
+        s.backward(inputs.expanded_gradient)
+    torch.cuda.empty_cache()
+
+
+@row(
+    12,
+    "far-apart",
+    "c s g",
+    "A few elements with strides beyond 2^31: offsets wrap around although sizes are small.",
+)
+def far_apart(t: Trial) -> None:
+    """Two rows, 2^31 elements apart (memory in between is not touched)."""
+    dtype = min(t.every_dtype, key=lambda d: d.itemsize)
+    tried = 0
+    for base in t.kinds(dtype):
+        for name, tensor in base.tensors.items():
+            if not tensor.dim() or tensor.shape[0] < 2:
+                continue
+            s = base.resize({n: min(n, 9) for n in base.sizes()})
+            s = s.resize({s.tensors[name].shape[0]: 2})
+            if not s.makes_sense():
+                continue
+            try:
+                s = t.trying(s.change(name, inputs.far_apart))
+            except RuntimeError as error:  # the allocator's
+                raise NotRun(f"not enough memory: {str(error).splitlines()[0]}") from None
+            s.forward()
+            tried += 1
+        if tried >= 6:
+            break
+    if not tried:
+        raise NotApplicable("no tensor of its cases has two rows")
+
+
+@row(
+    13,
+    "many-rows",
+    "c s g",
+    "A grid has at most 65,535 blocks in y and z; more rows than that fail or are left out.",
+    star=True,
+)
+def many_rows(t: Trial) -> None:
+    """More rows than a grid's second dim."""
+    for base in t.kinds(t.dtypes[0]):
+        most = max(base.tensors.values(), key=lambda x: x.dim())
+        if most.dim() < 2:
+            continue
+        sizes = {n: min(n, 3) for n in base.sizes()}
+        for chosen in dict.fromkeys(most.shape[:-1]):
+            s = t.trying(base.resize({**sizes, chosen: 65_537 + 32}))
+            if chosen != 1 and s.makes_sense():
+                s.both()
+
+
+@row(
+    14,
+    "long-row",
+    "c s g",
+    "A row longer than shared memory or registers hold needs another path, with the same answer.",
+)
+def long_row(t: Trial) -> None:
+    """Rows of 100,003 elements."""
+    for dtype in t.dtypes:
+        for base in t.kinds(dtype):
+            most = max(base.tensors.values(), key=lambda x: x.dim())
+            if not most.dim() or most.shape[-1] == 1:
+                continue
+            sizes = {n: min(n, 2) for n in base.sizes()}
+            s = t.trying(base.resize({**sizes, most.shape[-1]: 100_003}))
+            if s.makes_sense():
+                s.both()

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows about values: NaN, infinities, signed zeros, subnormals, cancellation, masks, dropout."""
+
+from __future__ import annotations
+
+import torch
+
+from opforge.check import cases, compare, inputs
+from opforge.check.row import Fault, NotApplicable, Trial, row
+from opforge.check.situation import Situation
+from opforge.op import as_tuple
+
+_INF, _NAN = float("inf"), float("nan")
+
+
+@row(
+    15,
+    "one-nan",
+    "c s g",
+    "One NaN must be NaN exactly where the reference has it: a swallowed one hides a broken model.",
+    star=True,
+)
+def one_nan(t: Trial) -> None:
+    """One NaN in each tensor in turn, forward and backward."""
+    for base in t.kinds():
+        for name, tensor in base.floats.items():
+            if tensor.numel():
+                t.trying(base.change(name, inputs.put, _NAN, seed=t.seed)).both()
+
+
+@row(
+    16,
+    "special-values",
+    "c s g",
+    "±Inf, -0.0, subnormals and overflow come out as the reference has them.",
+)
+def special_values(t: Trial) -> None:
+    """Special values among ordinary ones; everything subnormal; everything near the largest."""
+    for dtype in t.dtypes:
+        info = torch.finfo(dtype) if dtype.is_floating_point else None
+        if info is None:
+            raise NotApplicable("it has no floating point input")
+        for base in t.kinds(dtype):
+            for name, tensor in base.floats.items():
+                if not tensor.numel():
+                    continue
+                for value in (_INF, -_INF, 0.0, -0.0, info.max):
+                    s = base.change(name, inputs.put, value, seed=t.seed, share=0.2)
+                    _same_class(t, t.trying(s))
+                t.trying(base.change(name, inputs.scaled, info.tiny / 8)).both()
+                # Elsewhere whether a sum overflows depends on the order of its terms.
+                if t.op.pointwise or dtype == torch.float16:
+                    t.trying(base.change(name, inputs.scaled, info.max / 4)).forward()
+
+
+def _same_class(t: Trial, s: Situation) -> None:
+    """Within the rule, and zeros with the sign the reference gives them, wherever it is steady."""
+    assert t.op.reference is not None
+    outputs = s.forward()
+    if s.has_gradient():
+        s.backward()
+    elsewhere = tuple(v.cpu() if isinstance(v, torch.Tensor) else v for v in s.case)
+    references = [
+        as_tuple(t.op.reference(*case))
+        for case in (s.case, cases.cast(s.case, torch.float64), elsewhere)
+    ]
+    for i, output in enumerate(outputs):
+        if not output.is_floating_point():
+            continue
+        signs = torch.stack([torch.signbit(r[i].detach()).cpu() for r in references])
+        zero = (output == 0).cpu() & torch.stack([(r[i] == 0).cpu() for r in references]).all(0)
+        steady = signs.all(0) | ~signs.any(0)
+        wrong = zero & steady & (torch.signbit(output).cpu() != signs[0])
+        if bool(wrong.any()):
+            where = tuple(wrong.nonzero()[0].tolist())
+            right = "-0.0" if bool(signs[0][where]) else "0.0"
+            raise compare.Mismatch(
+                f"the sign of zero is lost at {where}: got {output[where].item()}, "
+                f"the reference has {right}"
+            )
+
+
+@row(
+    17,
+    "masked-rows",
+    "c s g",
+    "A row of -inf is a fully masked one; the max of nothing must not become NaN by accident.",
+)
+def masked_rows(t: Trial) -> None:
+    """One row of each tensor all -inf: the reference's value, and its gradients."""
+    if t.op.pointwise:
+        raise NotApplicable("pointwise: no element depends on a row")
+    for base in t.kinds():
+        for name, tensor in base.floats.items():
+            if tensor.dim() and tensor.numel():
+                t.trying(base.change(name, inputs.fill_row, -_INF)).both()
+
+
+@row(
+    18,
+    "cancellation",
+    "c s g",
+    "A mean much larger than the spread: the difference of two large sums has no digits left.",
+)
+def cancellation(t: Trial) -> None:
+    """Every tensor in turn moved by 1,000 and by 30,000, in float32 or what the op has."""
+    for base in t.kinds(t.dtypes[0]):
+        for name, tensor in base.floats.items():
+            if tensor.numel():
+                for by in (1e3, 3e4):
+                    t.trying(base.change(name, inputs.shifted, by)).both()
+
+
+@row(29, "dropout", "c s g", "Forward and backward must drop the same elements.")
+def dropout(t: Trial) -> None:
+    """p of 0, 0.5 and 1; the same seed drops the same, in the backward too."""
+    names = [a.name for a in t.op.forward.args]
+    if "p" not in names:
+        raise NotApplicable("it has no argument p")
+    for base in t.kinds():
+        for p in (0.0, 0.5, 1.0):
+            s = t.trying(base.set("p", p))
+            if not s.makes_sense():
+                continue
+            s.both()
+            for a, b in zip(s.results(), s.results(), strict=True):
+                compare.check_same_bits(a, b, "the same seed gives another mask")
+        if "seed" in names and isinstance(base.values["seed"], int) and base.elements > 64:
+            other = base.set("p", 0.5).set("seed", base.values["seed"] + 1)
+            if torch.equal(as_tuple(base.set("p", 0.5).call())[0], as_tuple(other.call())[0]):
+                raise Fault("another seed drops the same elements")

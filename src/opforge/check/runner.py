@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the rows of ops in worker processes, and goes on when one of them crashes or hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+import torch
+from rich.console import Console
+
+import opforge
+from opforge import sim
+from opforge.build import compile
+from opforge.build.plan import has_sources, plan, plan_simulator
+from opforge.check import row as rows
+from opforge.check.place import PLACES, default_places
+from opforge.check.results import FAILED, OpReport, Report, Result
+from opforge.check.situation import where
+from opforge.errors import OpforgeError
+from opforge.op import Op
+from opforge.progress import bar
+
+_SECONDS = {False: 300.0, True: 900.0}  # that a row may take, quick and full
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run: the same for every op."""
+
+    on: tuple[str, ...] = ()
+    full: bool = False
+    sanitize: bool = False
+    seed: int = 0
+    only: tuple[str, ...] = ()
+    seconds: float = 0.0  # that a row may take; 0 for the default
+
+    def __post_init__(self) -> None:
+        for place in self.on:
+            if place not in PLACES:
+                raise OpforgeError(f"there is no place {place!r}; use some of {','.join(PLACES)}")
+        if not 0 <= self.seed < 2**31:
+            raise OpforgeError(f"seed {self.seed} must be from 0 to 2^31 - 1")
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where to check: as asked, else where this machine can."""
+        return self.on or tuple(default_places())
+
+    def todo(self, op: Op) -> list[tuple[str, str]]:
+        """Every row at every place its letters name, place by place.
+
+        Unless places are asked for: an op without CUDA source has no rows but the CPU's, and rows
+        that need a GPU are among them without one, too, to be told as not run.
+        """
+        chosen = rows.find(list(self.only))
+        if not self.on and not has_sources(op, "cuda"):
+            return [(r.name, "cpu") for r in chosen if rows.applies_at(r, "cpu")]
+        todo = [(r.name, p) for p in self.places for r in chosen if rows.applies_at(r, p)]
+        if not self.on:
+            todo += [
+                (r.name, "cuda") for r in chosen if r.letters == "g" and "cuda" not in self.places
+            ]
+        return todo
+
+
+class Impossible(OpforgeError):
+    """An op that cannot be checked at all."""
+
+
+class Worker:
+    """A process that runs rows of one op, started when needed and again after a crash."""
+
+    def __init__(self, op: Op, options: Options) -> None:
+        self._options = options
+        self._limit = options.seconds or _SECONDS[options.full]
+        self._job = {
+            "op": where(op),
+            "seed": options.seed,
+            "full": options.full,
+            "sanitize": options.sanitize,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reading = -1
+        self._buffer = b""
+        self._errors: IO[bytes] | None = None
+        self.kernels: dict[str, str] = {}  # place -> what ran there
+
+    def run(self, row: str, place: str) -> Result:
+        """Run one row; whatever happens to the process is that row's result."""
+        if self._process is None:
+            self._start()
+        began = time.monotonic()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{json.dumps([row, place])}\n".encode())
+            self._process.stdin.flush()
+        message = self._message()
+        if message is not None:
+            result = Result(**message["result"])
+            if message["kernel"]:
+                self.kernels[place] = message["kernel"]
+        else:
+            how, last = self._end()
+            text = f"the process that ran the kernel is gone: {how}"
+            text += f"\nits last words: {last[-300:]}" if last else ""
+            result = Result(row, place, FAILED, time.monotonic() - began, text)
+        if result.outcome == FAILED and not result.script:
+            again = f"opforge check {self._job['op']} --only {row} --on {place}"
+            result.script = f"# no single call shows it; run the row again:\n# {again}"
+        return result
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._end()
+
+    def _start(self) -> None:
+        self._reading, writing = os.pipe()
+        command = [
+            sys.executable,
+            "-m",
+            "opforge.check.worker",
+            json.dumps(self._job),
+            str(writing),
+        ]
+        # Threads that wait spinning make small tensors ten times slower where others want cores.
+        environment = {"OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99", **os.environ}
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=(writing,),
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._errors,
+            start_new_session=True,
+        )
+        os.close(writing)
+        self._buffer = b""
+        message = self._message()
+        if message is None or "impossible" in message:
+            how, last = self._end()
+            text = f"the process that checks it ended at once: {how}\n{last[-2000:]}"
+            raise Impossible(text if message is None else message["impossible"])
+
+    def _message(self) -> Any:
+        """The process's next message, or None if it ends or takes too long."""
+        deadline = time.monotonic() + self._limit
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self._reading], [], [], left)[0]:
+                return None
+            got = os.read(self._reading, 65536)
+            if not got:
+                return None
+            self._buffer += got
+        line, self._buffer = self._buffer.split(b"\n", 1)
+        return json.loads(line)
+
+    def _end(self) -> tuple[str, str]:
+        """End the process, if it has not ended; how it ended, and what it said last."""
+        process, self._process = self._process, None
+        assert process is not None
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        hung = False
+        try:
+            process.wait(10)  # without work it ends by itself
+        except subprocess.TimeoutExpired:
+            hung = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        os.close(self._reading)
+        assert self._errors is not None
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        self._errors.close()
+        how = f"it did not answer for {self._limit:.0f} s" if hung else _ending(process.returncode)
+        return how, lines[-1] if lines else ""
+
+
+def check(ops: list[Op], options: Options, quiet: bool = False) -> Report:
+    """Check ops, one after the other, with a progress bar where somebody watches."""
+    count = sum(len(options.todo(op)) for op in ops)
+    if not count:
+        asked = ", ".join(options.only)
+        raise OpforgeError(f"row {asked} is not run on {', '.join(options.places)}")
+    _build(ops, options)
+    report = Report([], facts())
+    with bar("checking", Console(stderr=True), quiet) as progress:
+        task = progress.add_task("", total=count)
+        for op in ops:
+            one = OpReport(op.name, where(op))
+            report.ops.append(one)
+            for result in results(op, options, one):
+                progress.update(task, description=f"{op.name}: {result.row} on {result.place}")
+                progress.advance(task)
+    return report
+
+
+def facts() -> dict[str, str]:
+    """What the check ran with."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    return {
+        "opforge": opforge.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "gpu": gpu,
+        "cpu": f"{platform.machine()}, {os.cpu_count()} cores",
+        "time": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+    }
+
+
+def _build(ops: list[Op], options: Options) -> None:
+    """Compile everything beforehand: in parallel, and outside of any row's time."""
+    targets: list[str] = [t for t in options.places if t != "sim"]
+    if "sim" in options.places:
+        targets += [sim.TARGETS["plain"], sim.TARGETS["race"]]
+    # What cannot be built is for the rows to say.
+    with contextlib.suppress(OpforgeError):
+        plans = [plan(op, t) for op in ops for t in targets if has_sources(op, t)]
+        if "sim" in options.places:
+            plans.append(plan_simulator())
+        compile.build(plans)
+
+
+def results(op: Op, options: Options, report: OpReport) -> Iterator[Result]:
+    """Run one op's rows, adding what comes of them to ``report``."""
+    worker = Worker(op, options)
+    try:
+        for row, place in options.todo(op):
+            result = worker.run(row, place)
+            report.results.append(result)
+            yield result
+    except Impossible as error:
+        report.impossible = str(error)
+    finally:
+        report.kernels |= worker.kernels
+        report.blame()
+        worker.close()
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        name = signal.Signals(-code).name
+        meaning = {"SIGSEGV": "a wild pointer", "SIGABRT": "an abort", "SIGFPE": "a division by 0"}
+        return f"ended by {name}" + (f" ({meaning[name]})" if name in meaning else "")
+    return f"exit status {code}"

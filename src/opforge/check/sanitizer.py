@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An op's cases on a GPU under compute-sanitizer's four tools."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from opforge.build import toolchain
+from opforge.check.place import Place
+from opforge.check.row import Fault, NotRun, Trial
+from opforge.check.situation import where
+from opforge.errors import OpforgeError
+from opforge.op import Op
+
+TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+
+
+def run(op: Op, seed: int) -> str:
+    """Run every tool; raises Fault with its words for the first that finds something."""
+    program = _find()
+    for tool in TOOLS:
+        options = ["--tool", tool, "--error-exitcode", "86", "--launch-timeout", "300"]
+        if tool != "initcheck":  # which must see what torch's own kernels initialise
+            options += ["--kernel-regex", "kns=opforge"]
+        command = [program, *options, sys.executable, "-m", __name__, where(op), str(seed)]
+        environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=580)
+        summary = re.search(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)", done.stdout)
+        if done.returncode == 0 and summary and summary[1] == "0":
+            continue
+        words = [line for line in done.stdout.splitlines() if line.startswith("=========")]
+        if summary and summary[1] != "0":
+            raise Fault(f"{tool}: {summary[1]} errors\n" + "\n".join(words[:20]))
+        raise NotRun(f"{tool} could not run: {(done.stderr or done.stdout).strip()[-400:]}")
+    return f"{', '.join(TOOLS)}: 0 errors"
+
+
+def _find() -> str:
+    found = shutil.which("compute-sanitizer")
+    if found is None:
+        try:
+            beside = Path(toolchain.find_cuda().nvcc.path).parent / "compute-sanitizer"
+            found = str(beside) if beside.exists() else None
+        except OpforgeError:
+            found = None
+    if found is None:
+        raise NotRun("compute-sanitizer is not installed; it comes with the CUDA toolkit")
+    return found
+
+
+def main() -> None:
+    """What runs under the sanitizer: every case, forward and backward, in two dtypes."""
+    from opforge import discover
+
+    trial = Trial(discover.find(sys.argv[1]), Place("cuda"), int(sys.argv[2]))
+    for s in trial.own():
+        s.results(s.has_gradient())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A report in words: for a terminal, as a page of HTML, as a table in Markdown."""
+
+from __future__ import annotations
+
+import html
+import textwrap
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from opforge.check.place import PLACES
+from opforge.check.results import FAILED, NOT_APPLICABLE, NOT_RUN, PASSED, OpReport, Report, Result
+from opforge.check.row import Row, all_rows
+
+_MARK = {PASSED: "[green]✓[/]", FAILED: "[red]✗[/]", NOT_RUN: "[yellow]–[/]", NOT_APPLICABLE: "·"}
+_SIGN = {PASSED: "✓", FAILED: "✗", NOT_RUN: "–", NOT_APPLICABLE: "·"}
+PLACE_WORDS = {"cpu": "CPU", "sim": "simulator", "cuda": "GPU"}
+
+
+def on_console(report: Report, out: Console) -> None:
+    """Failures with their scripts, then a table of rows and a summary per op."""
+    for op in report.ops:
+        _one_op(op, out)
+    if len(report.ops) > 1:
+        counts = [f"{sum(len(o.of(x)) for o in report.ops)} {x}" for x in (PASSED, FAILED, NOT_RUN)]
+        out.print(f"[bold]{len(report.ops)} ops: {', '.join(counts)}[/]", highlight=False)
+
+
+def _one_op(op: OpReport, out: Console) -> None:
+    if op.impossible:
+        out.print(f"[red]{op.op} could not be checked:[/] {escape(op.impossible)}", highlight=False)
+        return
+    for result in op.of(FAILED):
+        if not result.cause:
+            _failure(op, result, out)
+    for cause in dict.fromkeys(r.cause for r in op.of(FAILED) if r.cause):
+        names = [f"{r.row} ({PLACE_WORDS[r.place]})" for r in op.of(FAILED) if r.cause == cause]
+        text = f"failed as well, by all appearances through the fault of {cause}: "
+        out.print(f"[red]{text}[/]{', '.join(names)}\n", highlight=False)
+    places = [p for p in PLACES if any(r.place == p for r in op.results)]
+    table = Table("", "row", *[PLACE_WORDS[p] for p in places], "", box=None, pad_edge=False)
+    for row, found in _by_row(op):
+        marks = [_MARK[found[p].outcome] if p in found else "" for p in places]
+        table.add_row(str(row.number or ""), row.name, *marks, _remark(found))
+    out.print(table, highlight=False)
+    for text in _accuracy(op):
+        out.print(text, highlight=False)
+    kernels = "; ".join(f"{PLACE_WORDS[p]}: {op.kernels[p]}" for p in places if p in op.kernels)
+    passed, ran = op.stars()
+    colour = "red" if op.of(FAILED) else "green"
+    out.print(f"checked {escape(kernels)}", highlight=False)
+    out.print(
+        f"[bold {colour}]{op.op}: {op.count()}[/] (star rows: {passed} of {ran} that ran)\n",
+        highlight=False,
+    )
+
+
+def _failure(op: OpReport, result: Result, out: Console) -> None:
+    row = _row(result.row)
+    where = PLACE_WORDS[result.place]
+    out.print(f"[bold red]✗ {op.op}, {row.label}, {where}[/]", highlight=False)
+    out.print(f"  [dim]{escape(row.reason)}[/]", highlight=False)
+    out.print(textwrap.indent(result.text, "  "), highlight=False, markup=False, soft_wrap=True)
+    if result.script:
+        out.print("  to see it again:", highlight=False)
+        script = textwrap.indent(result.script, "    ")
+        out.print(script, highlight=False, markup=False, soft_wrap=True)
+    out.print()
+
+
+def _row(name: str) -> Row:
+    return next(r for r in all_rows() if r.name == name)
+
+
+def _by_row(op: OpReport) -> list[tuple[Row, dict[str, Result]]]:
+    found = []
+    for row in all_rows():
+        of_row = {r.place: r for r in op.results if r.row == row.name}
+        if of_row:
+            found.append((row, of_row))
+    return found
+
+
+def _remark(found: dict[str, Result]) -> str:
+    """Why a row was not run or does not apply; what a passed one covered."""
+    texts = [r.text.splitlines()[0] for r in found.values() if r.text and r.outcome != FAILED]
+    return escape("; ".join(dict.fromkeys(texts)))[:110]
+
+
+def _accuracy(op: OpReport) -> list[str]:
+    """Largest and mean error in ulps, beside PyTorch's own."""
+    lines = []
+    for place in PLACES:
+        for what, row in (("forward", "own-cases"), ("backward", "gradients")):
+            for r in op.results:
+                if r.place == place and r.row == row and what in r.errors:
+                    e = r.errors[what]
+                    lines.append(
+                        f"{PLACE_WORDS[place]} {what}: at most {e['max']:.3g} ulp from the truth, "
+                        f"rms {e['rms']:.2g} (PyTorch: {e['torch_max']:.3g}, {e['torch_rms']:.2g})"
+                    )
+    return lines
+
+
+# --- Markdown and HTML ----------------------------------------------------------------------------
+
+
+def score_table(reports: list[Report]) -> str:
+    """Every row against every op and place, from one report or several, in Markdown."""
+    ops: dict[str, dict[tuple[str, str], Result]] = {}
+    for report in reports:
+        for op in report.ops:
+            for r in op.results:
+                ops.setdefault(op.op, {})[r.row, r.place] = r
+    places = [p for p in PLACES if any(p == k[1] for found in ops.values() for k in found)]
+    heads = "".join(f" {op} |" for op in ops)
+    lines = [f"| | row |{heads}", "|---|---|" + "---|" * len(ops)]
+    for row in all_rows():
+        cells = []
+        for found in ops.values():
+            signs = [
+                f"{p[0] if p != 'cuda' else 'g'}{_SIGN[found[row.name, p].outcome]}"
+                for p in places
+                if (row.name, p) in found
+            ]
+            cells.append(" ".join(signs))
+        star = "★" if row.star else ""
+        lines.append(f"| {row.number or ''}{star} | {row.name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def summary_table(reports: list[Report]) -> str:
+    """An op a line: passed, failed, not run at each place, in Markdown."""
+    lines = ["| op | place | passed | failed | not run | ★ rows |", "|---|---|---|---|---|---|"]
+    for name in dict.fromkeys(o.op for report in reports for o in report.ops):
+        for place in PLACES:
+            results = [
+                r
+                for report in reports
+                for o in report.ops
+                if o.op == name
+                for r in o.results
+                if r.place == place
+            ]
+            if not results:
+                continue
+            counts = [sum(r.outcome == x for r in results) for x in (PASSED, FAILED, NOT_RUN)]
+            passed, ran = OpReport(name, "", results).stars()
+            numbers = " | ".join(map(str, counts))
+            lines.append(f"| {name} | {PLACE_WORDS[place]} | {numbers} | {passed} of {ran} |")
+    return "\n".join(lines) + "\n"
+
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
+       color: #222; background: #fff }
+table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .15rem .6rem;
+       vertical-align: top; border-bottom: 1px solid #e4e4e4 } th { border-bottom-color: #999 }
+.passed { color: #167a33 } .failed { color: #b91c1c; font-weight: 600 } .not-run { color: #9a6700 }
+.na, .why { color: #777 } pre { background: #f6f6f6; padding: .7rem; overflow-x: auto }
+summary { cursor: pointer }
+@media (prefers-color-scheme: dark) { body { color: #ddd; background: #161616 }
+  td, th { border-bottom-color: #333 } pre { background: #222 } .passed { color: #4ade80 }
+  .failed { color: #f87171 } .not-run { color: #fbbf24 } .na, .why { color: #999 } }
+"""
+
+
+def as_html(report: Report) -> str:
+    """A page that needs nothing else."""
+    facts = ", ".join(f"{k} {v}" for k, v in report.facts.items())
+    body = [f"<h1>opforge check</h1><p class=why>{html.escape(facts)}</p>"]
+    for op in report.ops:
+        body.append(f"<h2>{html.escape(op.op)}</h2>")
+        if op.impossible:
+            body.append(f"<p class=failed>could not be checked: {html.escape(op.impossible)}</p>")
+            continue
+        ran = "; ".join(f"{PLACE_WORDS[p]}: {k}" for p, k in op.kernels.items())
+        body.append(f"<p><b>{op.count()}</b>. {html.escape(ran)}.</p>")
+        body += [f"<p>{html.escape(text)}</p>" for text in _accuracy(op)]
+        body.append(_html_table(op))
+    return (
+        "<!doctype html><html lang=en><meta charset=utf-8><title>opforge check</title>"
+        f"<meta name=viewport content='width=device-width'><style>{_STYLE}</style>"
+        + "\n".join(body)
+        + "</html>\n"
+    )
+
+
+def _html_table(op: OpReport) -> str:
+    places = [p for p in PLACES if any(r.place == p for r in op.results)]
+    heads = "".join(f"<th>{PLACE_WORDS[p]}</th>" for p in places)
+    lines = [f"<table><tr><th></th><th>row</th>{heads}<th></th></tr>"]
+    for row, found in _by_row(op):
+        cells = "".join(_html_cell(found.get(p)) for p in places)
+        details = "".join(_html_failure(r) for r in found.values() if r.outcome == FAILED)
+        remark = _remark(found)
+        lines.append(
+            f"<tr><td>{row.number or ''}{'★' if row.star else ''}</td>"
+            f"<td title='{html.escape(row.reason, quote=True)}'>{row.name}</td>{cells}"
+            f"<td><span class=why>{html.escape(remark)}</span>{details}</td></tr>"
+        )
+    return "\n".join([*lines, "</table>"])
+
+
+def _html_cell(result: Result | None) -> str:
+    if result is None:
+        return "<td></td>"
+    kind = {PASSED: "passed", FAILED: "failed", NOT_RUN: "not-run", NOT_APPLICABLE: "na"}
+    word = result.outcome if result.outcome != PASSED else f"{_SIGN[PASSED]} {result.seconds:.1f} s"
+    return f"<td class={kind[result.outcome]}>{word}</td>"
+
+
+def _html_failure(result: Result) -> str:
+    first, *_ = result.text.splitlines() or [""]
+    return (
+        f"<details><summary>{html.escape(f'{PLACE_WORDS[result.place]}: {first}')}</summary>"
+        f"<pre>{html.escape(result.text)}</pre><p>To see it again:</p>"
+        f"<pre>{html.escape(result.script)}</pre></details>"
+    )
+
+
+def write(report: Report, json_file: Path | None, html_file: Path | None) -> None:
+    """Write what was asked for."""
+    import json
+
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
+    if html_file is not None:
+        html_file.parent.mkdir(parents=True, exist_ok=True)
+        html_file.write_text(as_html(report), encoding="utf-8")

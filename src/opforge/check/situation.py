@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A situation: the arguments of one call, how they were made, and what is demanded of the op.
+
+Whatever is done to the arguments is kept as a line of code, so that a failure can be shown as a
+script that makes the very same call.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opforge.arguments import check_arguments
+from opforge.check import cases, compare, inputs
+from opforge.check.place import Place
+from opforge.op import Make, Op, as_tuple
+
+
+class Situation:
+    """The arguments of one call, by name."""
+
+    def __init__(
+        self, op: Op, place: Place, number: int, dtype: torch.dtype, seed: int, case: cases.Case
+    ) -> None:
+        self.op, self.place, self.dtype, self.seed = op, place, dtype, seed
+        self.values: dict[str, Any] = {
+            a.name: v for a, v in zip(op.forward.args, case, strict=True)
+        }
+        self.errors: dict[str, list[compare.Errors]] = {"forward": [], "backward": []}
+        names = ", ".join(self.values) + ("," if len(self.values) == 1 else "")
+        self.lines = [
+            f"make = Make({dtype}, {place.device!r}, seed={seed})",
+            f"{names} = list(op.iter_cases(make))[{number}]",
+        ]
+        self.last = ""  # the line that checks
+
+    @property
+    def case(self) -> cases.Case:
+        """The arguments in order."""
+        return tuple(self.values.values())
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensor arguments."""
+        return {n: v for n, v in self.values.items() if isinstance(v, torch.Tensor)}
+
+    @property
+    def floats(self) -> dict[str, torch.Tensor]:
+        """The floating point tensors."""
+        return {n: v for n, v in self.tensors.items() if v.is_floating_point()}
+
+    @property
+    def elements(self) -> int:
+        """Elements of all tensors together."""
+        return sum(t.numel() for t in self.tensors.values())
+
+    def copy(self) -> Situation:
+        """A situation that can be changed on its own."""
+        twin = Situation.__new__(Situation)
+        twin.__dict__.update(self.__dict__)
+        twin.values, twin.lines = dict(self.values), list(self.lines)
+        return twin
+
+    def change(
+        self, name: str, function: Callable[..., Any], *args: Any, **named: Any
+    ) -> Situation:
+        """One argument passed through a function of :mod:`opforge.check.inputs`."""
+        twin = self.copy()
+        twin.values[name] = function(twin.values[name], *args, **named)
+        given = [name, *map(_literal, args), *(f"{k}={_literal(v)}" for k, v in named.items())]
+        twin.lines.append(f"{name} = inputs.{function.__name__}({', '.join(given)})")
+        return twin
+
+    def set(self, name: str, value: Any) -> Situation:
+        """One argument replaced by a value that is no tensor."""
+        twin = self.copy()
+        twin.values[name] = value
+        twin.lines.append(f"{name} = {_literal(value)}")
+        return twin
+
+    def resize(self, sizes: dict[int, int]) -> Situation:
+        """Every dim of one of these sizes gets another, in all tensors alike."""
+        twin = self
+        for name, tensor in self.tensors.items():
+            shape = tuple(sizes.get(n, n) for n in tensor.shape)
+            if shape != tuple(tensor.shape):
+                twin = twin.change(name, inputs.resample, shape, seed=self.seed)
+        return twin
+
+    def sizes(self) -> list[int]:
+        """The distinct sizes of the dims, those of 1 aside: they may stand for broadcasting."""
+        found = [n for t in self.tensors.values() for n in t.shape if n != 1]
+        return list(dict.fromkeys(found))
+
+    def makes_sense(self) -> bool:
+        """Whether the record takes these arguments; a changed case need not be one of the op's."""
+        assert self.op.reference is not None
+        try:
+            check_arguments(self.op, self.case)
+            self.op.reference(*self.case)
+        except Exception:
+            return False
+        return True
+
+    # --- what is demanded ---
+
+    def call(self) -> Any:
+        """Run the op."""
+        self.last = "print(op(*case))"
+        with self.place():
+            return self.op(*self.case)
+
+    def forward(self) -> tuple[torch.Tensor, ...]:
+        """The outputs must be within the allowed error of the truth."""
+        self.last = "cases.check_forward(op, case, place)"
+        with torch.no_grad():
+            return cases.check_forward(self.op, self.case, self.place, self.errors["forward"])
+
+    def backward(
+        self, gradient: Callable[..., torch.Tensor] = inputs.random_gradient
+    ) -> tuple[torch.Tensor, ...]:
+        """The gradients must be within the allowed error of the truth."""
+        self.last = (
+            "cases.check_backward(op, case, "
+            f"lambda o: inputs.{gradient.__name__}(o, seed={self.seed}), place)"
+        )
+        return cases.check_backward(
+            self.op,
+            cases.as_leaves(self.case),
+            lambda o: gradient(o, seed=self.seed),
+            self.place,
+            self.errors["backward"],
+        )
+
+    def both(self) -> None:
+        """Forward, and backward where there is one."""
+        self.forward()
+        if self.has_gradient():
+            self.backward()
+
+    def has_gradient(self) -> bool:
+        """Whether the reference's outputs depend differentiably on an input."""
+        assert self.op.reference is not None
+        if not self.floats:
+            return False
+        outputs = as_tuple(self.op.reference(*cases.as_leaves(self.case)))
+        return any(o.requires_grad for o in outputs)
+
+    def results(self, gradient: bool = True) -> list[torch.Tensor]:
+        """Outputs and gradients, to be compared to the bit with those of another run."""
+        self.last = "print(op(*case))"
+        case = cases.as_leaves(self.case) if gradient else self.case
+        with self.place():
+            outputs = list(as_tuple(self.op(*case)))
+            wanted = [o for o in outputs if o.requires_grad]
+            if wanted:
+                grads = [inputs.random_gradient(o, self.seed) for o in wanted]
+                torch.autograd.backward(wanted, grads)
+        found = [t.grad for t in cases.differentiable(case)]
+        return [o.detach() for o in outputs] + [g for g in found if g is not None]
+
+    def describe(self) -> str:
+        """The arguments in a line: ``x float32 (5, 33) strides (66, 2), scale 0.5``."""
+        parts = []
+        for name, value in self.values.items():
+            if not isinstance(value, torch.Tensor):
+                parts.append(f"{name} {value}")
+                continue
+            text = f"{name} {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+            if not value.is_contiguous():
+                text += f" strides {value.stride()}"
+            if value.storage_offset():
+                text += f" offset {value.storage_offset()}"
+            parts.append(text)
+        return ", ".join(parts)
+
+    def script(self) -> str:
+        """A program that makes this very call."""
+        names = ", ".join(self.values) + ("," if len(self.values) == 1 else "")
+        grad = "check_backward" in self.last
+        lines = [
+            "import torch",
+            "",
+            "from opforge import Make, discover",
+            "from opforge.check import cases, inputs",
+            "from opforge.check.place import Place",
+            "",
+            f"op = discover.find({where(self.op)!r})",
+            f"place = {_short(self.place)}",
+            *self.lines,
+            f"# {self.describe()}",
+            f"case = ({names})",
+            *(["case = cases.as_leaves(case)"] if grad else []),
+            self.last or "print(op(*case))",
+        ]
+        return "\n".join(lines)
+
+
+def _literal(value: Any) -> str:
+    """A value as code: repr() of an infinity or a NaN is not."""
+    odd = isinstance(value, float) and not math.isfinite(value)
+    return f'float("{value}")' if odd else repr(value)
+
+
+def _short(place: Place) -> str:
+    """A place as code, without what it has by default."""
+    plain = Place(place.name)
+    given = [f"{k}={v!r}" for k, v in vars(place).items() if v != getattr(plain, k)]
+    return f"Place({', '.join([repr(place.name), *given])})"
+
+
+def where(op: Op) -> str:
+    """What finds an op again: a built-in name, or its folder."""
+    return op.name if op.namespace == "opforge" else str(op.folder)
+
+
+def own(op: Op, place: Place, dtype: torch.dtype, seed: int) -> list[Situation]:
+    """The record's cases as they are."""
+    made = op.iter_cases(Make(dtype, place.device, seed))
+    return [Situation(op, place, i, dtype, seed, case) for i, case in enumerate(made)]

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that runs rows: a kernel that crashes takes this one down, not the check.
+
+Started by runner.py. Rows come in on its standard input and results go out on a pipe of its own,
+because kernels may print, a line of JSON each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import traceback
+import warnings
+from dataclasses import asdict
+from typing import IO, Any
+
+import torch
+
+from opforge import discover
+from opforge.arguments import check_kinds
+from opforge.check import compare, situation
+from opforge.check.place import Place
+from opforge.check.results import FAILED, NOT_APPLICABLE, NOT_RUN, PASSED, Result
+from opforge.check.row import NotApplicable, NotRun, Row, Trial, find
+from opforge.errors import OpforgeError, RecordError, SimulationError
+from opforge.op import Op, as_tuple
+
+
+def main() -> None:
+    """Look at the op, then run the rows that come in, one a line."""
+    job = json.loads(sys.argv[1])
+    with os.fdopen(int(sys.argv[2]), "w", buffering=1) as out:
+        try:
+            op = discover.find(job["op"])
+            examine(op, job["seed"])
+        except Exception as error:
+            _say(out, impossible=_words(error))
+            return
+        _say(out, ready=True)
+        for line in sys.stdin:
+            name, place = json.loads(line)
+            (row,) = find([name])
+            trial = Trial(op, Place(place), job["seed"], job["full"], job["sanitize"])
+            _say(out, result=asdict(run(row, trial)), kernel=_kernel(trial))
+
+
+def _say(out: IO[str], **message: Any) -> None:
+    out.write(json.dumps(message) + "\n")
+    out.flush()
+
+
+def _kernel(trial: Trial) -> str:
+    return "" if trial.place.missing(trial.op) else trial.place.kernel(trial.op)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, OpforgeError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def examine(op: Op, seed: int) -> None:
+    """Refuse records that nothing can be learned from."""
+    dtypes = [d for d in op.dtypes if d.is_floating_point] or op.dtypes
+    found = 0
+    for s in situation.own(op, Place("cpu"), dtypes[0], seed):
+        found += 1
+        what = f"case {found - 1} of {op.name}"
+        try:
+            check_kinds(op, s.case)
+        except TypeError as error:
+            raise RecordError(f"{what} does not match its schema {op.schema!r}: {error}") from None
+        assert op.reference is not None
+        try:
+            first, second = (as_tuple(op.reference(*s.case)) for _ in range(2))
+        except Exception as error:
+            raise RecordError(
+                f"the reference of {op.name} raises on {what} ({s.describe()}): "
+                f"{type(error).__name__}: {error}"
+            ) from None
+        if len(first) != len(op.forward.returns):
+            raise RecordError(
+                f"the reference of {op.name} returns {len(first)} values, "
+                f"its schema {op.schema!r} has {len(op.forward.returns)}"
+            )
+        if not all(bool(compare.same_bits(a, b).all()) for a, b in zip(first, second, strict=True)):
+            raise RecordError(
+                f"the reference of {op.name} is not deterministic: called twice on {what} it gives "
+                "two results. It defines what is right, so let it draw no random numbers "
+                "(take a seed as an argument) and keep no state"
+            )
+    if not found:
+        raise RecordError(f"the record of {op.name} yields no cases; there is nothing to check")
+
+
+def run(row: Row, trial: Trial) -> Result:
+    """Run one row and put what came of it into words."""
+    started = time.monotonic()
+    result = Result(row.name, trial.place.name, PASSED)
+    try:
+        torch.manual_seed(trial.seed)
+        if (missing := trial.place.missing(trial.op)) is not None:
+            raise NotRun(missing)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            row.run(trial)
+        result.text = trial.note
+    except NotApplicable as reason:
+        result.outcome, result.text = NOT_APPLICABLE, str(reason)
+    except NotRun as reason:
+        result.outcome, result.text = NOT_RUN, str(reason)
+    except torch.OutOfMemoryError as error:
+        result.outcome = NOT_RUN
+        result.text = f"not enough GPU memory: {str(error).splitlines()[0]}"
+    except (AssertionError, SimulationError) as fault:
+        result.outcome, result.text = FAILED, str(fault)
+    except Exception as error:
+        result.outcome = FAILED
+        result.text = f"{_words(error)}\n{_own_lines(error)}".strip()
+    if result.outcome == FAILED:
+        if trial.last is not None:
+            result.text += f"\nwith {trial.last.describe()}"
+        result.script = trial.last.script() if trial.last is not None and trial.last.last else ""
+    for what, errors in trial.errors.items():
+        if errors:
+            result.errors[what] = _summary(errors)
+    result.seconds = time.monotonic() - started
+    return result
+
+
+def _own_lines(error: BaseException) -> str:
+    """Where in the op's folder an unexpected error came from."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith("op.py")]
+    return "\n".join(f"at {f.filename}:{f.lineno}: {f.line}" for f in frames[-2:])
+
+
+def _summary(errors: list[compare.Errors]) -> dict[str, float]:
+    ours, torchs = compare.Error(), compare.Error()
+    for e in errors:
+        ours.merge(e.ours)
+        torchs.merge(e.torchs)
+    return {
+        "max": ours.largest,
+        "rms": ours.rms,
+        "torch_max": torchs.largest,
+        "torch_rms": torchs.rms,
+    }
+
+
+if __name__ == "__main__":
+    main()

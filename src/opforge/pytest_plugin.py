@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pytest plugin behind ``opforge.testing.matrix``.
+
+Rows run in a worker process per op, so that a kernel that crashes is one failed test and not the
+end of pytest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def opforge_checks() -> Iterator[Callable[..., None]]:
+    """Runs a row of an op and turns its result into that of the test."""
+    # Here and not above: the plugin is loaded in every pytest of whoever has opforge installed.
+    from opforge import discover
+    from opforge.check import results, runner
+
+    workers: dict[tuple[int, Any], runner.Worker] = {}
+
+    def run(op: Any, options: runner.Options, row: str, place: str) -> None:
+        record = discover.record_of(op)
+        worker = workers.setdefault((id(record), options), runner.Worker(record, options))
+        try:
+            result = worker.run(row, place)
+        except runner.Impossible as error:
+            pytest.fail(f"{record.name} could not be checked: {error}", pytrace=False)
+        if result.outcome == results.FAILED:
+            pytest.fail(f"{result.text}\n\nto see it again:\n{result.script}", pytrace=False)
+        if result.outcome != results.PASSED:
+            pytest.skip(f"{result.outcome}: {result.text}")
+
+    yield run
+    for worker in workers.values():
+        worker.close()

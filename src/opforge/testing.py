@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``opforge check`` from Python and from pytest.
+
+``check(op)`` runs the whole matrix and raises if a row fails. In a test file one line makes a test
+of every row::
+
+    test_my_op = opforge.testing.matrix("path/to/my_op")
+
+Rows that cannot be run, or mean nothing for the op, are skipped with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from opforge import discover
+from opforge.check import row as rows
+from opforge.check import runner
+from opforge.check.place import default_places
+from opforge.check.results import Report
+from opforge.op import Op
+
+__all__ = ["Report", "check", "matrix"]
+
+AnyOp = str | Path | Op | Callable[..., Any]
+
+
+class CheckFailed(AssertionError):
+    """Rows failed; the text has each with its reproduction script. ``report`` has everything."""
+
+    def __init__(self, text: str, report: Report) -> None:
+        super().__init__(text)
+        self.report = report
+
+
+def check(
+    op: AnyOp,
+    *,
+    on: Sequence[str] = (),
+    full: bool = False,
+    sanitize: bool = False,
+    seed: int = 0,
+    only: Sequence[str] = (),
+) -> Report:
+    """Check an op; raises :class:`CheckFailed` if a row fails or the op cannot be checked.
+
+    Args:
+        op: a built-in op's name or function, an op folder, or an :class:`opforge.Op`.
+        on: some of ``"cpu"``, ``"sim"`` and ``"cuda"``; by default the CPU and the GPU, or the
+            simulator where there is none.
+        full: every dtype, more situations, and the rows that take long.
+        sanitize: also compute-sanitizer's tools (on a GPU).
+        seed: other random values.
+        only: names or numbers of rows; all by default.
+    """
+    options = runner.Options(tuple(on), full, sanitize, seed, tuple(map(str, only)))
+    report = runner.check([discover.record_of(op)], options, quiet=True)
+    (one,) = report.ops
+    texts = [one.impossible] if one.impossible else []
+    texts += [f"{r.row} on {r.place}: {r.text}\n\n{r.script}" for _, r in report.failed]
+    if texts:
+        raise CheckFailed(f"{one.op}: {one.count()}\n\n" + "\n\n".join(texts), report)
+    return report
+
+
+def matrix(
+    op: AnyOp, *, on: Sequence[str] = (), full: bool = False, seed: int = 0
+) -> Callable[..., None]:
+    """A test function for pytest, parametrised over every row and place of the check."""
+    import pytest
+
+    todo = [
+        (row.name, place)
+        for place in on or default_places()
+        for row in rows.all_rows()
+        if rows.applies_at(row, place)
+    ]
+    options = runner.Options(tuple(on), full, False, seed)
+
+    def test(row: str, place: str, opforge_checks: Any) -> None:
+        opforge_checks(op, options, row, place)
+
+    parametrised = pytest.mark.parametrize(
+        ("row", "place"), todo, ids=[f"{r}-{p}" for r, p in todo]
+    )
+    made: Callable[..., None] = parametrised(test)
+    return made
