@@ -122,8 +122,8 @@ def check_backward(
             continue
         scale = largest([g for g in grads if g is not None])
 
-        def sides(fraction: float, i: int = i) -> list[torch.Tensor]:
-            found = [gradients_of(c)[i] for c in _moved(case, fraction)]
+        def sides(roundings: float, i: int = i) -> list[torch.Tensor]:
+            found = [gradients_of(c)[i] for c in _moved(case, roundings)]
             return [f for f in found if f is not None]
 
         found = compare.check(one, theirs, right, 3, terms(case, one), scale, what, sides)
@@ -155,13 +155,13 @@ def _check_absent(got: torch.Tensor | None, torchs: torch.Tensor | None, what: s
         raise compare.Mismatch(f"{what}: {who} has one, {other} has none")
 
 
-def _moved(case: Case, fraction: float) -> list[Case]:
-    """The case in float64 with one input at a time moved by a fraction of a rounding, both ways."""
+def _moved(case: Case, roundings: float) -> list[Case]:
+    """The case in float64 with one input at a time moved by so many roundings, both ways."""
     exact, moved = cast(case, torch.float64), []
     for i, value in enumerate(case):
         if not is_float(value):
             continue
-        step = 2 * fraction * torch.finfo(value.dtype).eps
+        step = roundings * torch.finfo(value.dtype).eps
         generator = torch.Generator().manual_seed(0)
         either = torch.randint(0, 2, value.shape, generator=generator).to(value.device) * 2.0 - 1.0
         for factor in (1 + step, 1 - step, 1 + step * either, 1 - step * either):

@@ -20,9 +20,10 @@ import torch
 
 from opforge.check import pattern
 
-_CHUNK = 1 << 24  # elements looked at together: a result may fill half of the memory
+# Elements looked at together: what caches hold; and a result may fill half of the memory.
+_CHUNK = {"cpu": 1 << 17, "cuda": 1 << 26}
 
-# Truths at inputs moved by a fraction of a rounding, several ways: sides(fraction).
+# Truths at inputs moved by so many roundings, several ways: sides(roundings).
 Sides = Callable[[float], list[torch.Tensor]]
 Allowance = Callable[[torch.Tensor], torch.Tensor]
 
@@ -83,7 +84,8 @@ def ulp(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The spacing of ``dtype`` around each of ``values`` (which are float64)."""
     info = torch.finfo(dtype)
     size = values.abs().clamp(min=info.tiny)
-    return 2.0 ** torch.floor(torch.log2(size)) * info.eps
+    mantissa, exponent = torch.frexp(size)  # size = mantissa * 2^exponent, mantissa in [0.5, 1)
+    return torch.ldexp(torch.full_like(mantissa, info.eps / 2), exponent)
 
 
 def check(
@@ -140,8 +142,9 @@ def check(
 def _chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     """Got, PyTorch's and the truth (in float64), so many elements at a time."""
     flat = [t.reshape(-1) for t in tensors]
-    for start in range(0, flat[0].numel(), _CHUNK):
-        got, torchs, truth = (t[start : start + _CHUNK] for t in flat)
+    size = _CHUNK[flat[0].device.type]
+    for start in range(0, flat[0].numel(), size):
+        got, torchs, truth = (t[start : start + size] for t in flat)
         yield got, torchs, truth.double()
 
 
@@ -202,7 +205,7 @@ def _at_a_kink(
 ) -> torch.Tensor:
     """Where a rounding of the inputs jumps over a kink, and ``got`` is between the two sides.
 
-    A kink's jump stays as high when the inputs are moved by less; a slope's does not.
+    A kink's jump is no higher when the inputs are moved by twice as much; a slope's is.
     """
 
     def span(fraction: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -210,11 +213,11 @@ def _at_a_kink(
         return values.amin(0), values.amax(0)
 
     low, high = span(1.0)
-    near_low, near_high = span(0.125)
-    jumps = (near_high > near_low) & (near_high - near_low > 0.5 * (high - low))
+    far_low, far_high = span(2.0)
+    jumps = (high > low) & (far_high - far_low < 1.5 * (high - low))
     allowed = allowance(truth.double())
     value = got.double()
-    return jumps & (value >= near_low - allowed) & (value <= near_high + allowed)
+    return jumps & (value >= low - allowed) & (value <= high + allowed)
 
 
 def _demand_nowhere(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from opforge import sim
+from opforge.build import load
 from opforge.build.plan import has_sources
 from opforge.op import Op
 
@@ -52,7 +53,10 @@ class Place:
             return "CUDA kernels in the simulator"
         if self.name == "cuda":
             return f"CUDA kernels on {torch.cuda.get_device_name()}"
-        return "CPU kernel" if has_sources(op, "cpu") else "the reference: it has no CPU kernel"
+        if not has_sources(op, "cpu"):
+            return "the reference: it has no CPU kernel"
+        usable, why = load.status(op, "cpu")
+        return "CPU kernel" if usable else f"the reference, because its CPU kernel is {why}"
 
 
 def default_places() -> list[str]:

@@ -21,14 +21,14 @@ import torch
 from rich.console import Console
 
 import opforge
-from opforge import sim
-from opforge.build import compile
+from opforge import settings, sim
+from opforge.build import compile, load
 from opforge.build.plan import has_sources, plan, plan_simulator
 from opforge.check import row as rows
 from opforge.check.place import PLACES, default_places
 from opforge.check.results import FAILED, OpReport, Report, Result
 from opforge.check.situation import where
-from opforge.errors import OpforgeError
+from opforge.errors import BuildError, KernelUnavailable, OpforgeError, ToolchainError
 from opforge.op import Op
 from opforge.progress import bar
 
@@ -200,13 +200,17 @@ def check(ops: list[Op], options: Options, quiet: bool = False) -> Report:
     if not count:
         asked = ", ".join(options.only)
         raise OpforgeError(f"row {asked} is not run on {', '.join(options.places)}")
-    _build(ops, options)
     report = Report([], facts())
     with bar("checking", Console(stderr=True), quiet) as progress:
         task = progress.add_task("", total=count)
         for op in ops:
             one = OpReport(op.name, where(op))
             report.ops.append(one)
+            try:
+                build(op, options)
+            except BuildError as error:
+                one.impossible = str(error)
+                continue
             for result in results(op, options, one):
                 progress.update(task, description=f"{op.name}: {result.row} on {result.place}")
                 progress.advance(task)
@@ -226,17 +230,21 @@ def facts() -> dict[str, str]:
     }
 
 
-def _build(ops: list[Op], options: Options) -> None:
+def build(op: Op, options: Options) -> None:
     """Compile everything beforehand: in parallel, and outside of any row's time."""
-    targets: list[str] = [t for t in options.places if t != "sim"]
-    if "sim" in options.places:
-        targets += [sim.TARGETS["plain"], sim.TARGETS["race"]]
-    # What cannot be built is for the rows to say.
-    with contextlib.suppress(OpforgeError):
-        plans = [plan(op, t) for op in ops for t in targets if has_sources(op, t)]
-        if "sim" in options.places:
-            plans.append(plan_simulator())
-        compile.build(plans)
+    if not settings.jit_enabled():
+        return
+    plans = []
+    # What cannot be planned or found, for want of a compiler, is for the rows to say.
+    for target in options.places:
+        with contextlib.suppress(ToolchainError, KernelUnavailable):
+            if target != "sim":
+                if has_sources(op, target) and load.find_ready(op, target) is None:
+                    plans.append(plan(op, target))
+            elif has_sources(op, "cuda"):
+                plans += [plan(op, sim.TARGETS[mode]) for mode in ("plain", "race")]
+                plans.append(plan_simulator())
+    compile.build(plans)
 
 
 def results(op: Op, options: Options, report: OpReport) -> Iterator[Result]:

@@ -31,7 +31,8 @@ def on_console(report: Report, out: Console) -> None:
 
 def _one_op(op: OpReport, out: Console) -> None:
     if op.impossible:
-        out.print(f"[red]{op.op} could not be checked:[/] {escape(op.impossible)}", highlight=False)
+        text = f"[red]{op.op} could not be checked:[/] {escape(op.impossible)}"
+        out.print(text, highlight=False, soft_wrap=True)
         return
     for result in op.of(FAILED):
         if not result.cause:

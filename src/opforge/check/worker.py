@@ -14,6 +14,7 @@ import time
 import traceback
 import warnings
 from dataclasses import asdict
+from pathlib import Path
 from typing import IO, Any
 
 import torch
@@ -118,7 +119,7 @@ def run(row: Row, trial: Trial) -> Result:
         result.outcome, result.text = FAILED, str(fault)
     except Exception as error:
         result.outcome = FAILED
-        result.text = f"{_words(error)}\n{_own_lines(error)}".strip()
+        result.text = f"{_words(error)}\n{_own_lines(error, trial.op)}".strip()
     if result.outcome == FAILED:
         if trial.last is not None:
             result.text += f"\nwith {trial.last.describe()}"
@@ -130,9 +131,10 @@ def run(row: Row, trial: Trial) -> Result:
     return result
 
 
-def _own_lines(error: BaseException) -> str:
+def _own_lines(error: BaseException, op: Op) -> str:
     """Where in the op's folder an unexpected error came from."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith("op.py")]
+    frames = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in frames if Path(f.filename).parent == op.folder]
     return "\n".join(f"at {f.filename}:{f.lineno}: {f.line}" for f in frames[-2:])
 
 

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`opforge check`: what it says, what it refuses, and that it goes on after a crash."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import write_op
+
+from opforge import discover, testing
+from opforge.check import compare, explain, inputs, results, row, runner, show
+from opforge.check.cases import as_leaves, check_backward, check_forward
+from opforge.check.place import Place
+from opforge.check.situation import own
+from opforge.errors import OpforgeError
+from opforge.op import Make
+
+RECORD = """\
+# SPDX-License-Identifier: Apache-2.0
+import torch
+from opforge import Op
+
+def cases(make):
+    for shape in [(7,), (5, 33)]:
+        yield (make(*shape),)
+
+op = Op(
+    schema="{name}(Tensor x) -> Tensor y",
+    reference={reference},
+    dtypes=(torch.float32, torch.float64),
+    {more}
+)
+"""
+
+
+def write(
+    folder: Path, name: str, reference: str = "lambda x: 2 * x", more: str = "cases=cases,", **files
+) -> Path:
+    record = RECORD.format(name=name, reference=reference, more=more)
+    return write_op(folder / name, op_py=record, cpp=files.pop("cpp", None), **files)
+
+
+def command(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "opforge", "check", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={**os.environ, "COLUMNS": "160"},
+    )
+
+
+# --- the rows -------------------------------------------------------------------------------------
+
+
+def test_every_row_of_the_scoreboard_is_there():
+    rows = row.all_rows()
+    assert {r.number for r in rows} == {0, *range(1, 51)}
+    assert len({r.name for r in rows}) == len(rows)
+    stars = {1, 3, 4, 5, 8, 9, 11, 13, 15, 19, 21, 22, 23, 26, 31, 32, 34, 35, 37, 41, 42, 43, 45}
+    assert {r.number for r in rows if r.star} == stars
+    for r in rows:
+        assert r.reason.endswith(".")
+        assert set(r.letters) <= set("csg")
+
+
+def test_rows_are_found_by_name_and_number():
+    assert row.find(["8"]) == row.find(["narrow-gradient"])
+    with pytest.raises(OpforgeError, match="there is no row 'nonsense'; the rows are: - own-cases"):
+        row.find(["nonsense"])
+
+
+def test_the_command_lists_the_rows():
+    said = command("--rows").stdout
+    assert re.search(r"8★ +narrow-gradient +c s g +torch\.cat after the op", said)
+
+
+# --- right ops ------------------------------------------------------------------------------------
+
+
+def test_a_right_op_passes_and_what_was_not_run_is_counted(tmp_path):
+    done = command(
+        write(tmp_path, "twice"), "--json", tmp_path / "r.json", "--html", tmp_path / "r"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"twice: \d+ passed, 0 failed, 1 not run \(star rows: (\d+) of \1 that ran\)",
+                     done.stdout)  # fmt: skip
+    assert "checked CPU: the reference: it has no CPU kernel" in done.stdout
+    assert re.search(r"CPU forward: at most [\d.]+ ulp from the truth, rms [\d.]+ \(PyTorch: ",
+                     done.stdout)  # fmt: skip
+    assert re.search(r"45 +import +– +takes a process of its own: --full runs it", done.stdout)
+    written = results.from_json(json.loads((tmp_path / "r.json").read_text()))
+    assert written.exit_code == 0
+    assert written.facts["torch"] == torch.__version__
+    page = (tmp_path / "r").read_text()
+    assert page.startswith("<!doctype html>")
+    assert "http" not in page
+    assert "narrow-gradient" in page
+
+
+def test_without_a_gpu_its_rows_are_told_as_not_run():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    done = command("relu", "--only", "graph", "--only", "huge")
+    assert re.search(r"11 +huge +– +no CUDA GPU here", done.stdout)
+    assert "relu: 0 passed, 0 failed, 2 not run" in done.stdout
+    assert done.returncode == 2
+
+
+def test_the_simulator_stands_in_for_the_gpu():
+    done = command("relu", "--only", "own-cases", "--only", "other-device", "--only", "22")
+    assert done.returncode == 0, done.stdout + done.stderr
+    if not torch.cuda.is_available():
+        assert "simulator: CUDA kernels in the simulator" in done.stdout
+        assert "relu: 3 passed, 0 failed, 1 not run" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", discover.builtin_names())
+def test_right_ops_are_accepted_whatever_the_seed(name):
+    for seed in range(20):
+        testing.check(name, on=["cpu", "sim"], seed=seed, only=["own-cases", "gradients", "random"])
+
+
+# --- wrong ops ------------------------------------------------------------------------------------
+
+
+WRONG_GRADIENT = "cases=cases, backward=lambda grad_y, x: 3 * grad_y,"
+
+
+def test_a_failure_is_explained_and_can_be_seen_again(tmp_path):
+    folder = write(tmp_path, "thrice", more=WRONG_GRADIENT)
+    file = tmp_path / "report.json"
+    only = ("--only", "gradients", "--only", "offset")
+    done = command(folder, "--on", "cpu", *only, "--json", file)
+    assert done.returncode == 1
+    assert "✗ thrice, 35★ gradients, CPU" in done.stdout
+    assert "gradcheck in float64, and the kernel's gradients against truth" in done.stdout
+    assert re.search(r"grad_x of thrice: error .* is allowed, at .*7 of 7 elements are wrong",
+                     done.stdout)  # fmt: skip
+    assert "through the fault of gradients: offset (CPU)" in done.stdout
+    report = results.from_json(json.loads(file.read_text()))
+    for _, result in report.failed:
+        assert textwrap.indent(result.script, "    ") in done.stdout or result.cause
+        again = subprocess.run(
+            [sys.executable, "-c", result.script], capture_output=True, text=True, timeout=60
+        )
+        assert "Mismatch: grad_x of thrice: error " in again.stderr
+
+
+def test_check_raises_with_the_script_and_the_report(tmp_path):
+    with pytest.raises(testing.CheckFailed, match=r"offset on cpu: grad_x of") as failure:
+        testing.check(write(tmp_path, "triple", more=WRONG_GRADIENT), on=["cpu"], only=["offset"])
+    assert "x = inputs.offset(x)" in str(failure.value)
+    assert len(failure.value.report.failed) == 1
+
+
+CRASH = """
+#include <opforge/host.h>
+using opforge::Tensor;
+static Tensor crash(const Tensor& x) {
+  Tensor y = opforge::empty(opforge::sizes(x), x);
+  if (x.numel() == 0) *reinterpret_cast<volatile int*>(8) = 1;
+  if (x.numel() == 31) for (volatile int i = 0; i >= 0;) {}
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    if (opforge::dtype_of(x) == opforge::DType::f32)
+      opforge::mutable_data<float>(y)[i] = 2 * opforge::data<float>(x)[i];
+    else
+      opforge::mutable_data<double>(y)[i] = 2 * opforge::data<double>(x)[i];
+  }
+  return y;
+}
+OPFORGE_IMPL(crashes, crash)
+"""
+
+
+def test_a_crash_and_a_hang_are_their_rows_failures_and_the_rest_goes_on(tmp_path):
+    op = discover.load_folder(write(tmp_path, "crashes", cpp=CRASH)).op
+    options = runner.Options(("cpu",), only=("empty", "odd-sizes", "aliasing"), seconds=10)
+    (report,) = runner.check([op], options, quiet=True).ops
+    found = {r.row: r for r in report.results}
+    assert found["empty"].outcome == results.FAILED
+    assert "process that ran the kernel is gone: ended by SIGSEGV" in found["empty"].text
+    assert "--only empty --on cpu" in found["empty"].script
+    assert found["odd-sizes"].outcome == results.FAILED
+    assert "it did not answer for 10 s" in found["odd-sizes"].text
+    assert found["aliasing"].outcome == results.PASSED
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("without_cases", {"more": ""}, "the record of without_cases has no cases"),
+        (
+            "no_cases",
+            {"more": "cases=lambda make: [],"},
+            "the record of no_cases yields no cases; there is nothing to check",
+        ),
+        (
+            "too_many",
+            {"more": "cases=lambda make: [(make(3), 1)],"},
+            "a case of too_many has 2 values, its schema",
+        ),
+        (
+            "wrong_kind",
+            {"more": "cases=lambda make: [(1.0,)],"},
+            r"case 0 of wrong_kind does not match its schema .* x must be a torch.Tensor, got f",
+        ),
+        (
+            "raises",
+            {"reference": "lambda x: x @ torch.ones(2, 3, 4, 5)"},
+            r"the reference of raises raises on case 0 of raises \(x float32 \(7,\)\): RuntimeErr",
+        ),
+        (
+            "rolls_dice",
+            {"reference": "lambda x: x + torch.rand(())"},
+            "reference of rolls_dice is not deterministic: called twice on case 0 of rolls_dice",
+        ),
+        (
+            "two_values",
+            {"reference": "lambda x: (x, x)"},
+            "the reference of two_values returns 2 values, its schema .* has 1",
+        ),
+        ("broken", {"cpp": "int broken("}, r"broken.*cpu\.cpp:1"),
+    ],
+)
+def test_what_cannot_be_checked_says_why(tmp_path, name, changes, said):
+    done = command(write(tmp_path, name, **changes), "--on", "cpu")
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert re.search(f"{name} could not be checked: .*{said}", done.stdout.replace("\n", " "))
+
+
+def test_options_that_make_no_sense():
+    assert "there is no place 'gpu'; use some of cpu,sim,cuda" in command("--on", "gpu").stderr
+    assert "there is no row 'x'" in command("--only", "x").stderr
+    assert "row graph is not run on cpu" in command("--on", "cpu", "--only", "graph").stderr
+    assert command("no/such/op").returncode == 2
+
+
+# --- pytest ---------------------------------------------------------------------------------------
+
+
+def test_one_line_makes_a_test_of_every_row(tmp_path):
+    write(tmp_path, "good")
+    write(tmp_path, "bad", more=WRONG_GRADIENT)
+    lines = "import opforge.testing\n"
+    lines += 'test_good = opforge.testing.matrix("good", on=["cpu"])\n'
+    lines += 'test_bad = opforge.testing.matrix("bad", on=["cpu"])\n'
+    (tmp_path / "test_ops.py").write_text(lines)
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rfs", "-p", "no:cacheprovider", "test_ops.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=250,
+    )
+    assert done.returncode == 1
+    assert "FAILED test_ops.py::test_bad[gradients-cpu]" in done.stdout
+    assert "FAILED test_ops.py::test_good" not in done.stdout
+    assert "n/a: it has one tensor" in done.stdout
+    assert "to see it again:" in done.stdout
+
+
+# --- the parts ------------------------------------------------------------------------------------
+
+
+def test_one_wrong_element_of_a_hundred_million_is_found():
+    truth = torch.zeros(10**8)
+    got = truth.clone()
+    got[87_654_321] = 1e-3
+    with pytest.raises(compare.Mismatch, match=r"at \(87654321,\): got 0.001, .* 1 of 100000000 "):
+        compare.check(got, truth, truth, k=2)
+
+
+def test_either_side_of_a_kink_is_right_and_nothing_further():
+    """A step at x + b = 0, where rounding decides."""
+    x = torch.tensor([1.0, 1.0, 1.0])
+    b = torch.tensor([-1.0 + 6e-8, -1.0 - 6e-8, 0.5])
+
+    class Step:
+        name, backward, forward = "step", None, discover.find("vector_add").forward
+
+        @staticmethod
+        def reference(a, c):
+            return (a + c > 0).to(a.dtype)
+
+        def __init__(self, results):
+            self.results = results
+
+        def __call__(self, a, c):
+            return torch.tensor(self.results)
+
+    check_forward(Step([0.0, 1.0, 1.0]), (x, b))
+    with pytest.raises(compare.Mismatch, match=r"at \(2,\): got 0, truth 1"):
+        check_forward(Step([0.0, 1.0, 0.0]), (x, b))
+
+
+def test_overflow_may_follow_pytorch_or_the_truth():
+    big, inf = torch.full((2,), 6e4).half(), float("inf")
+    overflowed = torch.tensor([inf, inf]).half()
+    compare.check(big, overflowed, torch.full((2,), 6e4), k=2)  # PyTorch overflowed on its way
+    compare.check(overflowed, overflowed, torch.full((2,), 6e4), k=2)
+    with pytest.raises(compare.Mismatch, match="NaN or Inf"):
+        compare.check(overflowed, big, torch.full((2,), 6e4), k=2)
+    with pytest.raises(compare.Mismatch, match=r"error 1\.2e"):
+        compare.check(big * 0.8, overflowed, torch.full((2,), 6e4), k=2)
+
+
+def test_errors_are_reported_in_ulps():
+    truth = torch.full((4,), 1.0, dtype=torch.float64)
+    got = torch.tensor([1.0, 1.0, 1.0, 1.0 + 2**-23])
+    found = compare.check(got, truth.float(), truth, k=2)
+    assert found.ours.largest == 1.0
+    assert found.ours.rms == 0.5
+    assert found.torchs.largest == 0.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [inputs.contiguous, inputs.offset, inputs.transposed, inputs.stepped, inputs.padded,
+     inputs.negative_view, inputs.channels_last, inputs.far_apart],
+)  # fmt: skip
+def test_layouts_keep_the_values(change):
+    x = torch.randn(2, 3, 4, 5)
+    changed = change(x)
+    assert torch.equal(changed, x)
+    if change is not inputs.contiguous:
+        bare = (changed.stride(), changed.storage_offset(), changed.is_neg())
+        assert bare != (x.stride(), 0, False)
+
+
+def test_a_resized_case_keeps_what_belongs_together():
+    s = own(discover.find("scale_bias_relu"), Place("cpu"), torch.float32, 0)[5]
+    assert s.sizes() == [64, 33]
+    wide = s.resize({33: 1025})
+    assert [tuple(t.shape) for t in wide.tensors.values()] == [(64, 1025), (1025,)]
+    assert wide.makes_sense()
+    assert not s.change("bias", inputs.resample, (34,)).makes_sense()
+    assert set(wide.values["x"].flatten().tolist()) <= set(s.values["x"].flatten().tolist())
+
+
+def test_gradients_of_strided_cases_keep_their_strides():
+    op = discover.find("relu")
+    case = as_leaves((torch.randn(6, 8).t(),))
+    assert case[0].stride() == (1, 8)
+    (grad,) = check_backward(op, case)
+    assert grad.shape == (8, 6)
+
+
+@pytest.mark.parametrize(
+    ("explain_it", "message", "said"),
+    [
+        (explain.opcheck, "Tensor's metadata did not match: stride", "other strides than the fake"),
+        (
+            explain.opcheck,
+            "Argument x is not defined as mutable but was mutated",
+            "writes to one of",
+        ),
+        (explain.opcheck, "x is not defined to alias output but was aliasing", "shares memory"),
+        (explain.gradcheck, "Jacobian mismatch for output 0", "not the derivative of the forward"),
+        (explain.gradcheck, "Backward is not reentrant", "other gradients when it runs again"),
+    ],
+)
+def test_torchs_own_tests_are_explained(explain_it, message, said):
+    text = explain_it(message)
+    assert said in text
+    assert message in text
+
+
+def test_the_score_table_has_every_row_and_op():
+    result = results.Result("offset", "sim", results.FAILED)
+    skipped = results.Result("huge", "cuda", results.NOT_RUN, text="no CUDA GPU here")
+    report = results.Report([results.OpReport("relu", "relu", [result, skipped])], {})
+    table = show.score_table([report])
+    assert "| 4★ | offset | s✗ |" in table
+    assert "| 11★ | huge | g– |" in table
+    assert "| relu | simulator | 0 | 1 | 0 | 0 of 1 |" in show.summary_table([report])
+
+
+def test_make_gives_other_values_for_another_seed():
+    assert not torch.equal(Make(seed=1)(5), Make(seed=2)(5))
