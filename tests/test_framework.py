@@ -10,62 +10,10 @@ import pickle
 import pytest
 import torch
 from op_cases import OPS, each_device, each_op, each_real_device, record
-from torch.library import opcheck
 
 import opforge
 from opforge.check.cases import cast, differentiable
 from opforge.op import Make
-
-
-@each_real_device
-@each_op
-def test_opcheck(name, device):
-    op = record(name)
-    function = getattr(torch.ops.opforge, name).default
-    for dtype in (torch.float32, torch.bfloat16):
-        for grad in (False, True):
-            for case in list(op.iter_cases(Make(dtype, device, requires_grad=grad)))[::2]:
-                opcheck(function, case)
-
-
-@each_device
-@each_op
-def test_gradcheck_and_double_backward(name, device):
-    op = record(name)
-    for case in op.iter_cases(Make(torch.float64, device, requires_grad=True)):
-        tensors = differentiable(case)
-        if 0 < sum(t.numel() for t in tensors) < 80:
-            leaves = [t.detach().clone().requires_grad_() for t in tensors]
-            scalars = case[len(tensors) :]
-            assert torch.autograd.gradcheck(lambda *t: op(*t, *scalars), leaves)  # noqa: B023
-            assert torch.autograd.gradgradcheck(lambda *t: op(*t, *scalars), leaves)  # noqa: B023
-
-
-@each_real_device
-@each_op
-def test_compiles_without_a_break_static_and_dynamic(name, device):
-    op = record(name)
-    case = list(op.iter_cases(Make(torch.float32, device, requires_grad=True)))[4]
-    for dynamic in (False, True):
-        torch._dynamo.reset()
-        compiled = torch.compile(lambda *a: op(*a) * 2, fullgraph=True, dynamic=dynamic)
-        ours, plain = cast(case, torch.float32), cast(case, torch.float32)
-        got, right = compiled(*ours), op(*plain) * 2
-        torch.testing.assert_close(got, right)
-        grad = torch.randn_like(right)
-        got.backward(grad)
-        right.backward(grad)
-        for a, b in zip(differentiable(ours), differentiable(plain), strict=True):
-            torch.testing.assert_close(a.grad, b.grad)
-
-
-def test_dynamic_shapes_recompile_at_most_once():
-    torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounter()
-    compiled = torch.compile(lambda x, b: opforge.scale_bias_relu(x, b, 0.5), backend=counter)
-    for rows in (5, 6, 7, 8):
-        compiled(torch.randn(rows, 8), torch.randn(8))
-    assert counter.frame_count <= 2
 
 
 @each_real_device
@@ -86,24 +34,6 @@ def test_the_three_call_paths_agree(name, device):
         through_dispatcher.backward(grad)
         for a, b in zip(differentiable(first), differentiable(second), strict=True):
             assert torch.equal(a.grad, b.grad)
-
-
-@each_real_device
-@each_op
-def test_vmap_equals_the_loop(name, device):
-    op = record(name)
-    for case in op.iter_cases(Make(torch.float32, device)):
-        tensors, scalars = (
-            differentiable(case),
-            [a for a in case if not isinstance(a, torch.Tensor)],
-        )
-        batches = [torch.stack([t, 2 * t, -t], dim=-1) for t in tensors]
-        got = torch.vmap(lambda *t: op(*t, *scalars), in_dims=-1)(*batches)  # noqa: B023
-        right = torch.stack([op(*[b[..., i] for b in batches], *scalars) for i in range(3)])
-        assert torch.equal(got, right)
-        only_first = torch.vmap(lambda t: op(t, *case[1:]), in_dims=-1)(batches[0])  # noqa: B023
-        right = torch.stack([op(batches[0][..., i], *case[1:]) for i in range(3)])
-        assert torch.equal(only_first, right)
 
 
 @each_real_device
@@ -134,39 +64,6 @@ def test_jacobians(device):
 
 
 @each_real_device
-def test_autocast_gives_the_documented_dtype(device):
-    low, full = torch.randn(4, 8, device=device).bfloat16(), torch.randn(8, device=device)
-    full.requires_grad_()
-    with torch.autocast(device, dtype=torch.bfloat16):
-        assert opforge.relu(low).dtype == torch.bfloat16
-        assert opforge.vector_add(low, low).dtype == torch.bfloat16
-        assert opforge.vector_add(low, full).dtype == torch.float32
-        assert opforge.scale_bias_relu(low, full, 2.0).dtype == torch.float32
-        assert opforge.reduce_sum(low, 0).dtype == torch.float32
-        assert opforge.reduce_sum(low.double(), 0).dtype == torch.float64
-        assert torch.ops.opforge.vector_add(low, full).dtype == torch.float32
-        opforge.scale_bias_relu(low, full, 2.0).sum().backward()
-    assert full.grad.dtype == torch.float32
-
-
-@each_device
-def test_saved_tensor_changed_before_backward(device):
-    x = torch.randn(8, device=device, requires_grad=True)
-    y = opforge.relu(x)
-    y.add_(1)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        y.sum().backward()
-
-
-@each_device
-def test_negative_views_are_resolved(device):
-    x = torch.complex(torch.randn(9, device=device), torch.randn(9, device=device)).conj().imag
-    assert x.is_neg()
-    assert torch.equal(opforge.relu(x), torch.relu(x))
-    assert torch.equal(opforge.vector_add(x, x), x + x)
-
-
-@each_real_device
 def test_checkpointing(device):
     x = torch.randn(4, 8, device=device, requires_grad=True)
     bias = torch.randn(8, device=device, requires_grad=True)
@@ -176,14 +73,6 @@ def test_checkpointing(device):
     opforge.scale_bias_relu(again, bias2, 0.5).sum().backward()
     assert torch.equal(x.grad, again.grad)
     assert torch.equal(bias.grad, bias2.grad)
-
-
-def test_export_round_trip(tmp_path):
-    program = torch.export.export(opforge.nn.ScaleBiasReLU(8, 0.5), (torch.randn(4, 8),))
-    torch.export.save(program, tmp_path / "model.pt2")
-    x = torch.randn(4, 8)
-    loaded = torch.export.load(tmp_path / "model.pt2").module()
-    assert torch.equal(loaded(x), opforge.scale_bias_relu(x, torch.zeros(8), 0.5))
 
 
 @each_device

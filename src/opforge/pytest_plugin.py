@@ -19,15 +19,19 @@ def opforge_checks() -> Iterator[Callable[..., None]]:
     # Here and not above: the plugin is loaded in every pytest of whoever has opforge installed.
     from opforge import discover
     from opforge.check import results, runner
+    from opforge.errors import BuildError
 
     workers: dict[tuple[int, Any], runner.Worker] = {}
 
     def run(op: Any, options: runner.Options, row: str, place: str) -> None:
         record = discover.record_of(op)
-        worker = workers.setdefault((id(record), options), runner.Worker(record, options))
+        key = id(record), options
         try:
-            result = worker.run(row, place)
-        except runner.Impossible as error:
+            if key not in workers:
+                runner.build(record, options)
+                workers[key] = runner.Worker(record, options)
+            result = workers[key].run(row, place)
+        except (runner.Impossible, BuildError) as error:
             pytest.fail(f"{record.name} could not be checked: {error}", pytrace=False)
         if result.outcome == results.FAILED:
             pytest.fail(f"{result.text}\n\nto see it again:\n{result.script}", pytrace=False)

@@ -77,16 +77,16 @@ class Trial:
         every = self.every_dtype
         return every if self.full else tuple(d for d in every if d in (every[0], torch.bfloat16))
 
-    def own(self, dtype: torch.dtype | None = None) -> Iterator[Situation]:
-        """The record's cases, in one dtype or in all to be tried."""
-        for one in self.dtypes if dtype is None else (dtype,):
+    def own(self, *dtypes: torch.dtype) -> Iterator[Situation]:
+        """The record's cases, in these dtypes or in all to be tried."""
+        for one in dtypes or self.dtypes:
             for s in situation.own(self.op, self.place, one, self.seed):
                 yield self.trying(s)
 
     def kinds(self, dtype: torch.dtype | None = None) -> Iterator[Situation]:
         """One case of each kind, contiguous: by the ranks of tensors and the other arguments.
 
-        These are what rows resize and change; a quick check takes at most four.
+        These are what rows resize and change; a quick check takes four of them.
         """
         for one in self.dtypes if dtype is None else (dtype,):
             found: dict[str, Situation] = {}
@@ -97,7 +97,7 @@ class Trial:
                 if key not in found or s.elements > found[key].elements:
                     found[key] = s
             best = sorted(found.values(), key=lambda s: -max(t.dim() for t in s.tensors.values()))
-            for s in best if self.full else best[:4]:
+            for s in best if self.full else best[:: -(-len(best) // 4)]:
                 for name, tensor in s.tensors.items():
                     if not tensor.is_contiguous() or tensor.storage_offset():
                         s = s.change(name, inputs.contiguous)
@@ -109,9 +109,9 @@ class Trial:
         s.errors = self.errors
         return s
 
-    def smallest(self, dtype: torch.dtype | None = None, least: int = 2) -> Situation:
+    def smallest(self, dtype: torch.dtype, least: int) -> Situation:
         """The smallest case of at least so many elements: for what is run very often."""
-        found = sorted(self.own(dtype or self.dtypes[0]), key=lambda s: s.elements)
+        found = sorted(self.own(dtype), key=lambda s: s.elements)
         return self.trying(next((s for s in found if s.elements >= least), found[-1]))
 
     def largest(self, dtype: torch.dtype | None = None) -> Situation:

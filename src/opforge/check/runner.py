@@ -7,11 +7,13 @@ import contextlib
 import json
 import os
 import platform
+import queue
 import select
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,8 +27,8 @@ from opforge import settings, sim
 from opforge.build import compile, load
 from opforge.build.plan import has_sources, plan, plan_simulator
 from opforge.check import row as rows
-from opforge.check.place import PLACES, default_places
-from opforge.check.results import FAILED, OpReport, Report, Result
+from opforge.check.place import PLACES, Place, default_places
+from opforge.check.results import FAILED, NOT_RUN, OpReport, Report, Result
 from opforge.check.situation import where
 from opforge.errors import BuildError, KernelUnavailable, OpforgeError, ToolchainError
 from opforge.op import Op
@@ -248,19 +250,51 @@ def build(op: Op, options: Options) -> None:
 
 
 def results(op: Op, options: Options, report: OpReport) -> Iterator[Result]:
-    """Run one op's rows, adding what comes of them to ``report``."""
-    worker = Worker(op, options)
+    """Run one op's rows, adding what comes of them to ``report``; places at the same time."""
+    todo = options.todo(op)
+    done: queue.SimpleQueue[Result | Exception | None] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def follow(place: str) -> None:
+        worker, missing = Worker(op, options), Place(place).missing(op)
+        try:
+            for row in [r for r, p in todo if p == place]:
+                if missing:
+                    done.put(Result(row, place, NOT_RUN, text=missing))
+                elif not stop.is_set():
+                    done.put(worker.run(row, place))
+        except Exception as error:
+            done.put(error)
+        finally:
+            report.kernels |= worker.kernels
+            worker.close()
+            done.put(None)
+
+    threads = [
+        threading.Thread(target=follow, args=(p,)) for p in dict.fromkeys(p for _, p in todo)
+    ]
+    for thread in threads:
+        thread.start()
     try:
-        for row, place in options.todo(op):
-            result = worker.run(row, place)
-            report.results.append(result)
-            yield result
-    except Impossible as error:
-        report.impossible = str(error)
+        left = len(threads)
+        while left:
+            result = done.get()
+            if isinstance(result, Result):
+                report.results.append(result)
+                yield result
+            elif isinstance(result, Impossible):
+                report.impossible = str(result)
+                stop.set()
+            elif result is None:
+                left -= 1
+            else:
+                raise result
     finally:
-        report.kernels |= worker.kernels
-        report.blame()
-        worker.close()
+        stop.set()
+        for thread in threads:
+            thread.join()
+    report.results.sort(key=lambda r: todo.index((r.row, r.place)))
+    report.blame()
 
 
 def _ending(code: int) -> str:

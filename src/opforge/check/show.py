@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from opforge.check.place import PLACES
+from opforge.check.place import LETTERS, PLACES
 from opforge.check.results import FAILED, NOT_APPLICABLE, NOT_RUN, PASSED, OpReport, Report, Result
 from opforge.check.row import Row, all_rows
 
@@ -123,7 +123,7 @@ def score_table(reports: list[Report]) -> str:
         cells = []
         for found in ops.values():
             signs = [
-                f"{p[0] if p != 'cuda' else 'g'}{_SIGN[found[row.name, p].outcome]}"
+                f"{LETTERS[p]}{_SIGN[found[row.name, p].outcome]}"
                 for p in places
                 if (row.name, p) in found
             ]

@@ -133,8 +133,8 @@ def run(row: Row, trial: Trial) -> Result:
 
 def _own_lines(error: BaseException, op: Op) -> str:
     """Where in the op's folder an unexpected error came from."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frames = [f for f in frames if Path(f.filename).parent == op.folder]
+    stack = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in stack if Path(f.filename).parent == op.folder]
     return "\n".join(f"at {f.filename}:{f.lineno}: {f.line}" for f in frames[-2:])
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from opforge.op import as_tuple
 _FEW = 80  # elements of a case that is differentiated numerically
 
 
-def _differentiable(t: Trial, own: bool = True) -> list[Situation]:
-    found = [s for s in (t.own() if own else t.kinds()) if s.has_gradient()]
+def _differentiable(t: Trial, found: Iterable[Situation]) -> list[Situation]:
+    found = [s for s in found if s.has_gradient()]
     if not found:
         raise NotApplicable("it has no gradient")
     return found
@@ -33,7 +34,7 @@ def _differentiable(t: Trial, own: bool = True) -> list[Situation]:
 )
 def narrow_gradient(t: Trial) -> None:
     """The gradient of the output is a view into wider rows, or transposed."""
-    for s in _differentiable(t):
+    for s in _differentiable(t, t.own()):
         t.trying(s).backward(inputs.narrow_gradient)
         s.backward(inputs.transposed_gradient)
 
@@ -47,7 +48,7 @@ def narrow_gradient(t: Trial) -> None:
 )
 def expanded_gradient(t: Trial) -> None:
     """The gradient of the output is one value, expanded."""
-    for s in _differentiable(t):
+    for s in _differentiable(t, t.own()):
         t.trying(s).backward(inputs.expanded_gradient)
 
 
@@ -60,7 +61,7 @@ def expanded_gradient(t: Trial) -> None:
 )
 def missing_gradient(t: Trial) -> None:
     """Each output's gradient in turn, the others undefined."""
-    for s in _differentiable(t):
+    for s in _differentiable(t, t.own()):
         outputs = [o for o in as_tuple(_reference(s)) if o.requires_grad]
         if len(outputs) < 2:
             raise NotApplicable("it has one differentiable output")
@@ -89,7 +90,7 @@ def _reference(s: Situation) -> Any:
 )
 def changed_before_backward(t: Trial) -> None:
     """Each input, and each output, is changed between forward and backward."""
-    for s in _differentiable(t, own=False):
+    for s in _differentiable(t, t.kinds()):
         if s.elements < 2:
             continue
         names = [*s.floats, *(r.name for r in t.op.forward.returns)]
@@ -141,7 +142,7 @@ def _gradients_after_a_change(s: Situation, name: str) -> Any:
 )
 def gradients(t: Trial) -> None:
     """Numerical derivatives for small cases; the truth for all."""
-    for s in _differentiable(t):
+    for s in _differentiable(t, t.own(*t.every_dtype)):
         t.trying(s).backward()
     if torch.float64 not in t.op.dtypes:
         t.note = "no float64 kernel: gradients against truth only"

@@ -27,7 +27,8 @@ def deterministic(t: Trial) -> None:
     """100 runs under torch.use_deterministic_algorithms."""
     with _deterministic_mode():
         try:
-            _repeat(t, t.smallest(least=64), 100)
+            for dtype in t.dtypes if t.full else t.dtypes[:1]:
+                _repeat(t, t.smallest(dtype, 64), 100)
         except RuntimeError as error:
             if "does not have a deterministic implementation" not in str(error):
                 raise
@@ -53,9 +54,10 @@ def _deterministic_mode() -> Iterator[None]:
 )
 def repeats(t: Trial) -> None:
     """The same bits every time, forward and backward."""
-    count = 1000 if t.full else 100
-    _repeat(t, t.smallest(least=64) if t.place.name == "sim" else t.largest(), count)
-    t.note = f"{count} {'orders of threads' if t.place.name == 'sim' else 'runs'}"
+    simulated, count = t.place.name == "sim", 1000 if t.full else 100
+    for dtype in t.dtypes:
+        _repeat(t, t.smallest(dtype, 64) if simulated else t.largest(dtype), count)
+    t.note = f"{count} {'orders of threads' if simulated else 'runs'}"
 
 
 def _repeat(t: Trial, s: Situation, count: int) -> None:

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/scores.md from the reports beside it: `python docs/scores/table.py > docs/scores.md`.
+
+The reports come from `opforge check --full --json`, baseline.json from tests/wrong_ops/baseline.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from opforge.check import results, show
+from opforge.check.row import all_rows
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent.parent / "tests" / "wrong_ops"))
+from expected import EXPECTED  # noqa: E402
+
+TOP = """\
+# Scores
+
+Made by `python docs/scores/table.py` from the reports in `docs/scores/`; [check.md](check.md) says what
+they mean.
+
+"""
+
+
+def reports() -> list[results.Report]:
+    files = [HERE / "cpu-sim.json", HERE / "h200.json"]
+    return [results.from_json(json.loads(f.read_text())) for f in files if f.exists()]
+
+
+def provenance(found: list[results.Report]) -> str:
+    lines = []
+    for report in found:
+        facts = report.facts
+        places = dict.fromkeys(r.place for op in report.ops for r in op.results)
+        where = ", ".join(show.PLACE_WORDS[p] for p in places)
+        lines.append(
+            f"- {where}: torch {facts['torch']}, Python {facts['python']}, GPU {facts['gpu']}, "
+            f"{facts['time']} UTC."
+        )
+    return "\n".join(lines) + "\n"
+
+
+def not_run(found: list[results.Report]) -> str:
+    """Why rows were not run, once each."""
+    reasons: dict[tuple[str, str, str], list[str]] = {}
+    for report in found:
+        for op in report.ops:
+            for r in op.of(results.NOT_RUN):
+                key = r.row, show.PLACE_WORDS[r.place], r.text.splitlines()[0]
+                reasons.setdefault(key, []).append(op.op)
+    return "".join(
+        f"- {row} ({place}): {why} ({', '.join(ops)})\n" for (row, place, why), ops in reasons.items()
+    )
+
+
+def wrong_ops() -> str:
+    """Which tool rejects which wrong op."""
+    baseline = json.loads((HERE / "baseline.json").read_text())
+    numbers = {r.name: r.number for r in all_rows()}
+    lines = ["| wrong op | `opforge check`, row | opcheck | gradcheck |", "|---|---|---|---|"]
+    for name, fault in sorted(EXPECTED.items()):
+        row = f"{numbers[fault.row] or ''} {fault.row}".strip()
+        marks = ["✓" if tool in baseline[name] else "" for tool in ("opcheck", "gradcheck")]
+        lines.append(f"| {name} | {row} ({show.PLACE_WORDS[fault.place]}) | {' | '.join(marks)} |")
+    return "\n".join(lines) + "\n"
+
+
+def caught() -> str:
+    baseline = json.loads((HERE / "baseline.json").read_text())
+    count = {t: sum(t in baseline[n] for n in EXPECTED) for t in ("opcheck", "gradcheck")}
+    either = sum(bool(baseline[n]) for n in EXPECTED)
+    return (
+        f"Of {len(EXPECTED)} wrong ops `opforge check` rejects all, each on the row that names its "
+        f"fault; opcheck rejects {count['opcheck']}, gradcheck {count['gradcheck']}, the two together "
+        f"{either}."
+    )
+
+
+def page() -> str:
+    found = reports()
+    return (
+        TOP
+        + provenance(found)
+        + "\n## Summary\n\n"
+        + show.summary_table(found)
+        + "\n## Every row\n\n`c` the CPU kernel, `s` the simulator, `g` the GPU; ✓ passed, ✗ failed, "
+        "– not run, · without meaning for the op.\n\n"
+        + show.score_table(found)
+        + "\nNot run:\n\n"
+        + not_run(found)
+        + "\n## Wrong ops\n\n"
+        + caught()
+        + " All ran on the same machine over the record's cases, opcheck in float32, gradcheck in "
+        "float64; ops that have only CUDA code ran in the simulator.\n\n" + wrong_ops()
+    )
+
+
+if __name__ == "__main__":
+    print(page(), end="")
