@@ -54,9 +54,9 @@ _GRADCHECK = [
     (
         r"Jacobian mismatch",
         "the backward's gradient is not the derivative of the forward. In each pair of matrices "
-        "below the numerical one is right; a constant factor between the two is a forgotten "
-        "factor, a transposed one is a mixed-up index, equal rows are a wrong sum over a "
-        "broadcast dim.",
+        "below the numerical one is that of the forward as it computes: a constant factor between "
+        "the two is a forgotten factor, a transposed one a mixed-up index, equal rows a wrong sum "
+        "over a broadcast dim.",
     ),
     (
         r"not supported for",

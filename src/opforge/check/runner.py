@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
@@ -114,6 +115,8 @@ class Worker:
             result = Result(**message["result"])
             if message["kernel"]:
                 self.kernels[place] = message["kernel"]
+            if message["last"]:
+                self._end()
         else:
             how, last = self._end()
             text = f"the process that ran the kernel is gone: {how}"
@@ -250,19 +253,17 @@ def build(op: Op, options: Options) -> None:
 
 
 def results(op: Op, options: Options, report: OpReport) -> Iterator[Result]:
-    """Run one op's rows, adding what comes of them to ``report``; places at the same time."""
+    """Run one op's rows, adding what comes of them to ``report``."""
     todo = options.todo(op)
     done: queue.SimpleQueue[Result | Exception | None] = queue.SimpleQueue()
     stop = threading.Event()
 
-    def follow(place: str) -> None:
-        worker, missing = Worker(op, options), Place(place).missing(op)
+    def follow(rows_left: deque[tuple[str, str]]) -> None:
+        worker = Worker(op, options)
         try:
-            for row in [r for r, p in todo if p == place]:
-                if missing:
-                    done.put(Result(row, place, NOT_RUN, text=missing))
-                elif not stop.is_set():
-                    done.put(worker.run(row, place))
+            while rows_left and not stop.is_set():
+                with contextlib.suppress(IndexError):  # the other worker took the last one
+                    done.put(worker.run(*rows_left.popleft()))
         except Exception as error:
             done.put(error)
         finally:
@@ -270,14 +271,21 @@ def results(op: Op, options: Options, report: OpReport) -> Iterator[Result]:
             worker.close()
             done.put(None)
 
-    threads = [
-        threading.Thread(target=follow, args=(p,)) for p in dict.fromkeys(p for _, p in todo)
-    ]
+    missing = {p: Place(p).missing(op) for p in dict.fromkeys(p for _, p in todo)}
+    for row, place in todo:
+        if reason := missing[place]:
+            done.put(Result(row, place, NOT_RUN, text=reason))
+    left = [(r, p) for r, p in todo if not missing[p]]
+    # A GPU's rows come one by one: they are about time and memory. The others share the cores.
+    host = deque(x for x in left if x[1] != "cuda")
+    workers = [host] * min(os.cpu_count() or 1, 2, -(-len(host) // 8))
+    workers += [deque(x for x in left if x[1] == "cuda")]
+    threads = [threading.Thread(target=follow, args=(rows_left,)) for rows_left in workers]
     for thread in threads:
         thread.start()
     try:
-        left = len(threads)
-        while left:
+        running = len(threads)
+        while running:
             result = done.get()
             if isinstance(result, Result):
                 report.results.append(result)
@@ -286,7 +294,7 @@ def results(op: Op, options: Options, report: OpReport) -> Iterator[Result]:
                 report.impossible = str(result)
                 stop.set()
             elif result is None:
-                left -= 1
+                running -= 1
             else:
                 raise result
     finally:

@@ -26,6 +26,7 @@ class Situation:
         self, op: Op, place: Place, number: int, dtype: torch.dtype, seed: int, case: cases.Case
     ) -> None:
         self.op, self.place, self.dtype, self.seed = op, place, dtype, seed
+        self.number = number  # of the record's case this one began as
         self.values: dict[str, Any] = {
             a.name: v for a, v in zip(op.forward.args, case, strict=True)
         }
@@ -101,6 +102,8 @@ class Situation:
         try:
             check_arguments(self.op, self.case)
             self.op.reference(*self.case)
+        except torch.OutOfMemoryError:
+            raise
         except Exception:
             return False
         return True

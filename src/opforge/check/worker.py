@@ -44,7 +44,24 @@ def main() -> None:
             name, place = json.loads(line)
             (row,) = find([name])
             trial = Trial(op, Place(place), job["seed"], job["full"], job["sanitize"])
-            _say(out, result=asdict(run(row, trial)), kernel=_kernel(trial))
+            result = run(row, trial)
+            lost = _lost_gpu(place)
+            if lost and result.outcome == PASSED:  # kernels report their errors late
+                result.outcome, result.text = FAILED, lost
+            _say(out, result=asdict(result), kernel=_kernel(trial), last=bool(lost))
+            if lost:
+                return
+
+
+def _lost_gpu(place: str) -> str:
+    """What a kernel did to the process's GPU context, after which nothing more works in it."""
+    if place != "cuda" or not torch.cuda.is_initialized():
+        return ""
+    try:
+        torch.cuda.synchronize()
+    except Exception as error:
+        return f"a kernel left an error behind: {str(error).splitlines()[0]}"
+    return ""
 
 
 def _say(out: IO[str], **message: Any) -> None:
@@ -153,3 +170,4 @@ def _summary(errors: list[compare.Errors]) -> dict[str, float]:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # everything is said; torch takes a second to tidy up

@@ -149,11 +149,12 @@ def gradients(t: Trial) -> None:
         return
     for s in t.own(torch.float64):
         if 0 < s.elements <= _FEW and s.has_gradient():
-            _gradcheck(t, s, torch.autograd.gradcheck)
+            _gradcheck(t, t.trying(s), torch.autograd.gradcheck)
 
 
 def _gradcheck(t: Trial, s: Situation, check: Any) -> None:
     leaves = {n: x.detach().clone().requires_grad_() for n, x in s.floats.items()}
+    s.last = f"with place(): torch.autograd.{check.__name__}(op, cases.as_leaves(case))"
 
     def run(*tensors: torch.Tensor) -> Any:
         with t.place():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from opforge.check import inputs
 from opforge.check.row import Trial, row
+from opforge.check.situation import Situation
 
 _SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 127, 129, 255, 257)
 _LAYOUTS = (
@@ -41,6 +42,8 @@ def random(t: Trial) -> None:
     bases = [s for dtype in t.dtypes for s in t.kinds(dtype)]
     count = 150 if t.full else 25
 
+    lost: list[tuple[Situation, Exception]] = []  # after it nothing works in this process
+
     @seed(t.seed)
     @settings(
         max_examples=count,
@@ -65,13 +68,23 @@ def random(t: Trial) -> None:
                 s = s.change(name, inputs.put, value, seed=t.seed, share=0.1)
             if tensor.dim() and tensor.numel():
                 s = s.change(name, data.draw(st.sampled_from(_LAYOUTS)))
-        if not s.makes_sense():
+        if lost or not s.makes_sense():
             return
-        t.trying(s).forward()
-        if s.has_gradient():
-            s.backward(data.draw(st.sampled_from(_GRADIENTS)))
+        try:
+            t.trying(s).forward()
+            if s.has_gradient():
+                s.backward(data.draw(st.sampled_from(_GRADIENTS)))
+        except torch.AcceleratorError as error:
+            lost.append((s, error))
+            raise
 
-    run()
+    try:
+        run()
+    except Exception:
+        if lost:  # it cannot be shrunk: hypothesis found it gone
+            t.last = lost[0][0]
+            raise lost[0][1] from None
+        raise
     t.note = f"{count} situations"
 
 

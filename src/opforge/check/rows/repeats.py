@@ -25,10 +25,12 @@ from opforge.check.situation import Situation, where
 )
 def deterministic(t: Trial) -> None:
     """100 runs under torch.use_deterministic_algorithms."""
+    count = 100 if t.full or t.place.name != "sim" else 20
     with _deterministic_mode():
         try:
             for dtype in t.dtypes if t.full else t.dtypes[:1]:
-                _repeat(t, t.smallest(dtype, 64), 100)
+                _repeat(t, t.smallest(dtype, 64), count)
+            t.note = f"{count} runs"
         except RuntimeError as error:
             if "does not have a deterministic implementation" not in str(error):
                 raise
@@ -55,7 +57,7 @@ def _deterministic_mode() -> Iterator[None]:
 def repeats(t: Trial) -> None:
     """The same bits every time, forward and backward."""
     simulated, count = t.place.name == "sim", 1000 if t.full else 100
-    for dtype in t.dtypes:
+    for dtype in t.dtypes[:1] if simulated and not t.full else t.dtypes:
         _repeat(t, t.smallest(dtype, 64) if simulated else t.largest(dtype), count)
     t.note = f"{count} {'orders of threads' if simulated else 'runs'}"
 
