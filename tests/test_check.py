@@ -189,7 +189,7 @@ def test_a_crash_and_a_hang_are_their_rows_failures_and_the_rest_goes_on(tmp_pat
     found = {r.row: r for r in report.results}
     assert found["empty"].outcome == results.FAILED
     assert "process that ran the kernel is gone: ended by SIGSEGV" in found["empty"].text
-    assert "--only empty --on cpu" in found["empty"].script
+    assert "on=['cpu'], only=['empty'], seed=0)" in found["empty"].script
     assert found["odd-sizes"].outcome == results.FAILED
     assert "it did not answer for 10 s" in found["odd-sizes"].text
     assert found["aliasing"].outcome == results.PASSED

@@ -20,8 +20,8 @@ from expected import EXPECTED  # noqa: E402
 TOP = """\
 # Scores
 
-Made by `python docs/scores/table.py` from the reports in `docs/scores/`; [check.md](check.md) says what
-they mean.
+Made by `python docs/scores/table.py` from the reports in `docs/scores/`; [check.md](check.md) says
+what they mean.
 
 """
 
@@ -52,9 +52,8 @@ def not_run(found: list[results.Report]) -> str:
             for r in op.of(results.NOT_RUN):
                 key = r.row, show.PLACE_WORDS[r.place], r.text.splitlines()[0]
                 reasons.setdefault(key, []).append(op.op)
-    return "".join(
-        f"- {row} ({place}): {why} ({', '.join(ops)})\n" for (row, place, why), ops in reasons.items()
-    )
+    lines = [f"- {r} ({p}): {why} ({', '.join(ops)})\n" for (r, p, why), ops in reasons.items()]
+    return "".join(lines)
 
 
 def wrong_ops() -> str:
@@ -75,8 +74,8 @@ def caught() -> str:
     either = sum(bool(baseline[n]) for n in EXPECTED)
     return (
         f"Of {len(EXPECTED)} wrong ops `opforge check` rejects all, each on the row that names its "
-        f"fault; opcheck rejects {count['opcheck']}, gradcheck {count['gradcheck']}, the two together "
-        f"{either}."
+        f"fault; opcheck rejects {count['opcheck']}, gradcheck {count['gradcheck']}, the two "
+        f"together {either}."
     )
 
 
@@ -87,8 +86,8 @@ def page() -> str:
         + provenance(found)
         + "\n## Summary\n\n"
         + show.summary_table(found)
-        + "\n## Every row\n\n`c` the CPU kernel, `s` the simulator, `g` the GPU; ✓ passed, ✗ failed, "
-        "– not run, · without meaning for the op.\n\n"
+        + "\n## Every row\n\n`c` the CPU kernel, `s` the simulator, `g` the GPU; ✓ passed, "
+        "✗ failed, – not run, · without meaning for the op.\n\n"
         + show.score_table(found)
         + "\nNot run:\n\n"
         + not_run(found)

@@ -35,9 +35,15 @@ def cast(case: Case, dtype: torch.dtype | None = None) -> Case:
     )
 
 
-def as_leaves(case: Case) -> Case:
-    """The case with its floating point tensors as leaves that want a gradient, strides kept."""
-    return tuple(a.detach().requires_grad_() if is_float(a) else a for a in case)
+def as_leaves(case: Case, only: int | None = None) -> Case:
+    """The case with its floating point tensors as leaves that want a gradient, strides kept.
+
+    ``only`` is the position of the one argument that wants one; by default all do.
+    """
+    return tuple(
+        a.detach().requires_grad_(only in (None, i)) if is_float(a) else a
+        for i, a in enumerate(case)
+    )
 
 
 def terms(case: Case, output: torch.Tensor) -> int:

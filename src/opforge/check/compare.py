@@ -4,8 +4,8 @@
 A kernel may err by the largest of: k times what PyTorch itself errs in the same dtype (k = 2
 forward, 3 backward), one ulp of the output, and for sums of n terms sqrt(n) eps of the
 accumulation type times the sum, or twice the largest term if that is more (terms of both signs
-cancel; in float64 the truth errs, too). In float64 only the last two apply. There is no other
-tolerance.
+cancel). In float64 only the last two apply, and twice the last, for any n: the truth errs, too.
+There is no other tolerance.
 
 Two things are no error. Where PyTorch overflows in the dtype and the truth does not (or the other
 way round), either is right. And within rounding of a kink (relu at 0) the value of either side is.
@@ -126,11 +126,11 @@ def check(
     if bool(wrong.any()) and sides is not None:
         wrong &= ~_at_a_kink(got, truth, sides, allowance)
     if bool(wrong.any()):
-        where = wrong.nonzero(as_tuple=True)
-        error = (got[where].double() - truth[where].double()).abs()
-        allowed = allowance(truth[where].double())
+        where = wrong.nonzero()
+        ours, right = got[wrong].double(), truth[wrong].double()
+        error, allowed = (ours - right).abs(), allowance(right)
         most = int((error - allowed).argmax())
-        worst = tuple(int(w[most]) for w in where)
+        worst = tuple(where[most].tolist())
         raise Mismatch(
             f"{what}: error {float(error[most]):.3g} where {float(allowed[most]):.3g} is "
             f"allowed, at {worst}: got {float(got[worst]):.8g}, truth {float(truth[worst]):.8g}, "
@@ -165,9 +165,11 @@ def _allowance(
             finite = torch.isfinite(theirs) & torch.isfinite(right)
             if bool(finite.any()):
                 least = max(least, k * float((theirs.double() - right)[finite].abs().max()))
-    if summed:
-        accumulate = torch.finfo(torch.float64 if double else torch.float32).eps
-        relative = summed**0.5 * accumulate
+    if double:
+        relative = 2 * max(summed, 1) ** 0.5 * torch.finfo(torch.float64).eps
+    elif summed > 1:
+        relative = summed**0.5 * torch.finfo(torch.float32).eps
+    if summed > 1:
         least = max(least, 2 * relative * scale)
 
     def allowance(right: torch.Tensor) -> torch.Tensor:

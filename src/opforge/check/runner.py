@@ -122,9 +122,12 @@ class Worker:
             text = f"the process that ran the kernel is gone: {how}"
             text += f"\nits last words: {last[-300:]}" if last else ""
             result = Result(row, place, FAILED, time.monotonic() - began, text)
-        if result.outcome == FAILED and not result.script:
-            again = f"opforge check {self._job['op']} --only {row} --on {place}"
-            result.script = f"# no single call shows it; run the row again:\n# {again}"
+        if result.outcome == FAILED and not result.script:  # it takes more than one call
+            options = f"on=[{place!r}], only=[{row!r}], seed={self._options.seed}"
+            options += ", full=True" if self._options.full else ""
+            result.script = (
+                f"import opforge.testing\n\nopforge.testing.check({self._job['op']!r}, {options})"
+            )
         return result
 
     def close(self) -> None:

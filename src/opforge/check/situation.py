@@ -36,7 +36,7 @@ class Situation:
             f"make = Make({dtype}, {place.device!r}, seed={seed})",
             f"{names} = list(op.iter_cases(make))[{number}]",
         ]
-        self.last = ""  # the line that checks
+        self.last = ""  # the line that checks; none where it takes more than a line
 
     @property
     def case(self) -> cases.Case:
@@ -123,16 +123,22 @@ class Situation:
             return cases.check_forward(self.op, self.case, self.place, self.errors["forward"])
 
     def backward(
-        self, gradient: Callable[..., torch.Tensor] = inputs.random_gradient
+        self,
+        gradient: Callable[..., torch.Tensor] = inputs.random_gradient,
+        only: int | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """The gradients must be within the allowed error of the truth."""
+        """The gradients must be within the allowed error of the truth.
+
+        ``only`` is the position of the one argument that wants a gradient.
+        """
+        leaves = "cases.as_leaves(case)" if only is None else f"cases.as_leaves(case, {only})"
         self.last = (
-            "cases.check_backward(op, case, "
+            f"cases.check_backward(op, {leaves}, "
             f"lambda o: inputs.{gradient.__name__}(o, seed={self.seed}), place)"
         )
         return cases.check_backward(
             self.op,
-            cases.as_leaves(self.case),
+            cases.as_leaves(self.case, only),
             lambda o: gradient(o, seed=self.seed),
             self.place,
             self.errors["backward"],
@@ -154,7 +160,7 @@ class Situation:
 
     def results(self, gradient: bool = True) -> list[torch.Tensor]:
         """Outputs and gradients, to be compared to the bit with those of another run."""
-        self.last = "print(op(*case))"
+        self.last = ""
         case = cases.as_leaves(self.case) if gradient else self.case
         with self.place():
             outputs = list(as_tuple(self.op(*case)))
@@ -183,7 +189,6 @@ class Situation:
     def script(self) -> str:
         """A program that makes this very call."""
         names = ", ".join(self.values) + ("," if len(self.values) == 1 else "")
-        grad = "check_backward" in self.last
         lines = [
             "import torch",
             "",
@@ -196,8 +201,7 @@ class Situation:
             *self.lines,
             f"# {self.describe()}",
             f"case = ({names})",
-            *(["case = cases.as_leaves(case)"] if grad else []),
-            self.last or "print(op(*case))",
+            self.last,
         ]
         return "\n".join(lines)
 

