@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -32,4 +33,8 @@ def test_the_row_that_names_the_fault_rejects_it(name):
     (result,) = one.results
     assert result.outcome == results.FAILED
     assert re.search(fault.said, result.text, re.DOTALL), result.text
-    assert result.script
+    script = result.script
+    if name == "stale_scalar":  # wrong from the second call on
+        script = "import opforge.testing\n" + script.splitlines()[-1].removeprefix("# ")
+    again = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=100)
+    assert again.returncode != 0 or "print(op(*case))" in script, script

@@ -75,6 +75,7 @@ class Op:
         operations: arithmetic operations per call, for the roofline; bytes follow from the tensors.
         like: the tensor input whose strides the output takes. By default outputs are contiguous.
         pointwise: every output element depends on one element of each (broadcast) input.
+        rowwise: output elements depend on a whole row of an input, its last dim (norms, softmax).
         autocast: what autocast does to the inputs: ``"promote"`` to the widest of them, a dtype,
             or nothing.
         module: makes the ``nn.Module`` around the op for the arguments of a case, if there is one;
@@ -91,6 +92,7 @@ class Op:
     operations: Callable[..., int] | None = None
     like: str | None = None
     pointwise: bool = False
+    rowwise: bool = False
     autocast: Literal["promote"] | torch.dtype | None = None
     module: Callable[..., torch.nn.Module] | None = None
     namespace: str = DEFAULT_NAMESPACE

@@ -60,6 +60,8 @@ def check(
     (one,) = report.ops
     texts = [one.impossible] if one.impossible else []
     texts += [f"{r.row} on {r.place}: {r.text}\n\n{r.script}" for _, r in report.failed]
+    if not texts and report.exit_code:
+        texts = [f"nothing was run: {', '.join(dict.fromkeys(r.text for r in one.results))}"]
     if texts:
         raise CheckFailed(f"{one.op}: {one.count()}\n\n" + "\n\n".join(texts), report)
     return report

@@ -41,7 +41,7 @@ EXPECTED = {
     "eps_unchecked": Fault("eps", "eps = -1.0: accepted without a word"),
     "error_without_shapes": Fault("mismatched-shapes", "the message does not say x, "),
     "expanded_gradient_misread": Fault("expanded-gradient", "grad_x of expanded_gradient_misread"),
-    "fake_reads_values": Fault("compile", ""),
+    "fake_reads_values": Fault("opcheck", "data-dependent"),
     "frozen_input_stops_bias": Fault("gradients", "the reference has one, the op has none"),
     "half_gradient_without_factor": Fault("gradients", "grad_x of .*with x (bfloat16|float16)"),
     "ignores_offset": Fault("offset", "only in the last 101 elements .* offset 1"),

@@ -35,7 +35,7 @@ def check(op: Op, place: Place, number: int, dtype: torch.dtype, seed: int) -> s
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", __name__, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, capture_output=True, text=True, timeout=400)
 
 
 def _last(done: subprocess.CompletedProcess[str]) -> str:

@@ -46,10 +46,12 @@ def as_leaves(case: Case, only: int | None = None) -> Case:
     )
 
 
-def terms(case: Case, output: torch.Tensor) -> int:
+def terms(case: Case, output: torch.Tensor, rowwise: bool = False) -> int:
     """How many terms an element of an output or gradient may add up."""
-    most = max((t.numel() for t in differentiable(case)), default=1)
-    return max(most // max(output.numel(), 1), 1)
+    tensors = differentiable(case)
+    most = max((t.numel() for t in tensors), default=1)
+    row = max((t.shape[-1] for t in tensors if t.dim()), default=1) if rowwise else 1
+    return max(most // max(output.numel(), 1), row, 1)
 
 
 def largest(tensors: list[torch.Tensor]) -> float:
@@ -81,7 +83,7 @@ def check_forward(
             torchs,
             right,
             2,
-            terms(case, got),
+            terms(case, got, op.rowwise),
             largest(differentiable(case)),
             _output_name(op, i),
             lambda f, i=i: [as_tuple(reference(*c))[i] for c in _moved(case, f)],  # type: ignore[misc]
@@ -106,15 +108,20 @@ def check_backward(
     reference = op.reference
     assert reference is not None
     make_grad = grads_for or (lambda o: torch.randn(o.shape, dtype=torch.float64).to(o))
+    # What the reference does not differentiate (a mask, an argmax) gets no gradient anywhere.
+    wanted = [r.requires_grad for r in as_tuple(reference(*cast(case)))]
     with around():
         ours = cast(case)
-        outputs = [r for r in as_tuple((run or op)(*ours)) if r.requires_grad]
+        outputs = _chosen((run or op)(*ours), wanted)
+        for o in outputs:
+            if not o.requires_grad:
+                raise compare.Mismatch(f"{op.name}: an output is cut off from autograd")
         grads = [make_grad(r.detach()) for r in outputs]
         _run_backward(outputs, grads)
     got = _gradients(ours)
 
     def gradients_of(values: Case) -> list[torch.Tensor | None]:
-        _run_backward([r for r in as_tuple(reference(*values)) if r.requires_grad], grads)
+        _run_backward(_chosen(reference(*values), wanted), grads)
         return _gradients(values)
 
     torchs = gradients_of(cast(case))
@@ -132,7 +139,9 @@ def check_backward(
             found = [gradients_of(c)[i] for c in _moved(case, roundings)]
             return [f for f in found if f is not None]
 
-        found = compare.check(one, theirs, right, 3, terms(case, one), scale, what, sides)
+        found = compare.check(
+            one, theirs, right, 3, terms(case, one, op.rowwise), scale, what, sides
+        )
         if errors is not None:
             errors.append(found)
     return tuple(g for g in got if g is not None)
@@ -141,6 +150,10 @@ def check_backward(
 def _output_name(op: Op, i: int) -> str:
     returns = op.forward.returns
     return op.name if len(returns) == 1 else f"{returns[i].name} of {op.name}"
+
+
+def _chosen(outputs: Any, wanted: list[bool]) -> list[torch.Tensor]:
+    return [o for o, w in zip(as_tuple(outputs), wanted, strict=True) if w]
 
 
 def _run_backward(outputs: list[torch.Tensor], grads: list[torch.Tensor | None]) -> None:

@@ -4,8 +4,8 @@
 A kernel may err by the largest of: k times what PyTorch itself errs in the same dtype (k = 2
 forward, 3 backward), one ulp of the output, and for sums of n terms sqrt(n) eps of the
 accumulation type times the sum, or twice the largest term if that is more (terms of both signs
-cancel). In float64 only the last two apply, and twice the last, for any n: the truth errs, too.
-There is no other tolerance.
+cancel). In float64 only the last two apply, the last for any n and doubled: the truth errs, too,
+and x * y + z is a sum. There is no other tolerance.
 
 Two things are no error. Where PyTorch overflows in the dtype and the truth does not (or the other
 way round), either is right. And within rounding of a kink (relu at 0) the value of either side is.
@@ -169,7 +169,7 @@ def _allowance(
         relative = 2 * max(summed, 1) ** 0.5 * torch.finfo(torch.float64).eps
     elif summed > 1:
         relative = summed**0.5 * torch.finfo(torch.float32).eps
-    if summed > 1:
+    if double or summed > 1:
         least = max(least, 2 * relative * scale)
 
     def allowance(right: torch.Tensor) -> torch.Tensor:

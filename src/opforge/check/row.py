@@ -7,6 +7,7 @@ function that is given a :class:`Trial` and raises when the op fails it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import pkgutil
@@ -17,7 +18,7 @@ import torch
 
 from opforge.check import compare, inputs, situation
 from opforge.check.place import LETTERS, Place
-from opforge.check.situation import Situation
+from opforge.check.situation import Situation, TooLarge
 from opforge.errors import OpforgeError
 from opforge.op import Op
 
@@ -111,6 +112,23 @@ class Trial:
         s.errors = self.errors
         return s
 
+    def resized(self, base: Situation, chosen: int, size: int, rest: int) -> Situation | None:
+        """``base`` with one of its sizes replaced, and the others cut short where the op lets us.
+
+        None where the op takes neither; labels, say, need as many classes as there were.
+        """
+        for shortened in ({n: min(n, rest) for n in base.sizes()}, {}):
+            with contextlib.suppress(TooLarge):
+                s = base.resize({**shortened, chosen: size})
+                if s.makes_sense():
+                    return self.trying(s)
+        return None
+
+    def demand(self, s: Situation) -> None:
+        """Outputs and gradients near the truth, if the op takes these values."""
+        if s.makes_sense():
+            self.trying(s).both()
+
     def smallest(self, dtype: torch.dtype, least: int) -> Situation:
         """The smallest case of at least so many elements: for what is run very often."""
         found = sorted(self.own(dtype), key=lambda s: s.elements)
@@ -152,12 +170,12 @@ def find(names: list[str]) -> list[Row]:
         return list(all_rows())
     found = []
     for name in names:
-        matching = [r for r in all_rows() if name in (r.name, str(r.number or ""))]
+        matching = [r for r in all_rows() if name and name in (r.name, str(r.number or ""))]
         if not matching:
             known = ", ".join(f"{r.number or '-'} {r.name}" for r in all_rows())
             raise OpforgeError(f"there is no row {name!r}; the rows are: {known}")
         found += matching
-    return found
+    return list(dict.fromkeys(found))
 
 
 def applies_at(row: Row, place: str) -> bool:

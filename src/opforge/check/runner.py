@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 import torch
@@ -36,6 +37,7 @@ from opforge.op import Op
 from opforge.progress import bar
 
 _SECONDS = {False: 300.0, True: 900.0}  # that a row may take, quick and full
+_SANITIZER_SECONDS = 2400.0
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Options:
     @property
     def places(self) -> tuple[str, ...]:
         """Where to check: as asked, else where this machine can."""
-        return self.on or tuple(default_places())
+        return tuple(dict.fromkeys(self.on)) or tuple(default_places())
 
     def todo(self, op: Op) -> list[tuple[str, str]]:
         """Every row at every place its letters name, place by place.
@@ -87,7 +89,8 @@ class Worker:
 
     def __init__(self, op: Op, options: Options) -> None:
         self._options = options
-        self._limit = options.seconds or _SECONDS[options.full]
+        usual = _SANITIZER_SECONDS if options.sanitize else _SECONDS[options.full]
+        self._limit = options.seconds or usual
         self._job = {
             "op": where(op),
             "seed": options.seed,
@@ -135,6 +138,12 @@ class Worker:
         if self._process is not None:
             self._end()
 
+    def kill(self) -> None:
+        """End the process at once, whatever it is doing; from any thread."""
+        process = self._process
+        if process is not None:
+            _kill_group(process)
+
     def _start(self) -> None:
         self._reading, writing = os.pipe()
         command = [
@@ -145,7 +154,12 @@ class Worker:
             str(writing),
         ]
         # Threads that wait spinning make small tensors ten times slower where others want cores.
-        environment = {"OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99", **os.environ}
+        environment = {
+            "OMP_WAIT_POLICY": "passive",
+            "KINETO_LOG_LEVEL": "99",
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(Path(tempfile.gettempdir()) / "hypothesis"),
+            **os.environ,
+        }
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             command,
@@ -190,9 +204,8 @@ class Worker:
             process.wait(10)  # without work it ends by itself
         except subprocess.TimeoutExpired:
             hung = True
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        _kill_group(process)  # and what a row has started
+        process.wait()
         os.close(self._reading)
         assert self._errors is not None
         self._errors.seek(0)
@@ -245,11 +258,13 @@ def build(op: Op, options: Options) -> None:
     plans = []
     # What cannot be planned or found, for want of a compiler, is for the rows to say.
     for target in options.places:
+        if Place(target).missing(op):
+            continue
         with contextlib.suppress(ToolchainError, KernelUnavailable):
             if target != "sim":
                 if has_sources(op, target) and load.find_ready(op, target) is None:
                     plans.append(plan(op, target))
-            elif has_sources(op, "cuda"):
+            else:
                 plans += [plan(op, sim.TARGETS[mode]) for mode in ("plain", "race")]
                 plans.append(plan_simulator())
     compile.build(plans)
@@ -261,12 +276,14 @@ def results(op: Op, options: Options, report: OpReport) -> Iterator[Result]:
     done: queue.SimpleQueue[Result | Exception | None] = queue.SimpleQueue()
     stop = threading.Event()
 
-    def follow(rows_left: deque[tuple[str, str]]) -> None:
-        worker = Worker(op, options)
+    def follow(worker: Worker, rows_left: deque[tuple[str, str]]) -> None:
         try:
             while rows_left and not stop.is_set():
-                with contextlib.suppress(IndexError):  # the other worker took the last one
-                    done.put(worker.run(*rows_left.popleft()))
+                try:
+                    row, place = rows_left.popleft()
+                except IndexError:  # the other worker took the last one
+                    break
+                done.put(worker.run(row, place))
         except Exception as error:
             done.put(error)
         finally:
@@ -281,9 +298,12 @@ def results(op: Op, options: Options, report: OpReport) -> Iterator[Result]:
     left = [(r, p) for r, p in todo if not missing[p]]
     # A GPU's rows come one by one: they are about time and memory. The others share the cores.
     host = deque(x for x in left if x[1] != "cuda")
-    workers = [host] * min(os.cpu_count() or 1, 2, -(-len(host) // 8))
-    workers += [deque(x for x in left if x[1] == "cuda")]
-    threads = [threading.Thread(target=follow, args=(rows_left,)) for rows_left in workers]
+    lanes = [host] * min(os.cpu_count() or 1, 2, -(-len(host) // 8))
+    lanes += [deque(x for x in left if x[1] == "cuda")]
+    workers = [Worker(op, options) for _ in lanes]
+    threads = [
+        threading.Thread(target=follow, args=pair) for pair in zip(workers, lanes, strict=True)
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -300,12 +320,21 @@ def results(op: Op, options: Options, report: OpReport) -> Iterator[Result]:
                 running -= 1
             else:
                 raise result
-    finally:
+    except BaseException:  # Ctrl-C, say: no row is worth waiting for
         stop.set()
+        for worker in workers:
+            worker.kill()
+        raise
+    finally:
         for thread in threads:
             thread.join()
     report.results.sort(key=lambda r: todo.index((r.row, r.place)))
     report.blame()
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _ending(code: int) -> str:

@@ -33,6 +33,7 @@ def _one_op(op: OpReport, out: Console) -> None:
     if op.impossible:
         text = f"[red]{op.op} could not be checked:[/] {escape(op.impossible)}"
         out.print(text, highlight=False, soft_wrap=True)
+    if not op.results:
         return
     for result in op.of(FAILED):
         if not result.cause:
@@ -45,7 +46,7 @@ def _one_op(op: OpReport, out: Console) -> None:
     table = Table("", "row", *[PLACE_WORDS[p] for p in places], "", box=None, pad_edge=False)
     for row, found in _by_row(op):
         marks = [_MARK[found[p].outcome] if p in found else "" for p in places]
-        table.add_row(str(row.number or ""), row.name, *marks, _remark(found))
+        table.add_row(str(row.number or ""), row.name, *marks, escape(_remark(found)))
     out.print(table, highlight=False)
     for text in _accuracy(op):
         out.print(text, highlight=False)
@@ -88,7 +89,7 @@ def _by_row(op: OpReport) -> list[tuple[Row, dict[str, Result]]]:
 def _remark(found: dict[str, Result]) -> str:
     """Why a row was not run or does not apply; what a passed one covered."""
     texts = [r.text.splitlines()[0] for r in found.values() if r.text and r.outcome != FAILED]
-    return escape("; ".join(dict.fromkeys(texts)))[:110]
+    return "; ".join(dict.fromkeys(texts))[:110]
 
 
 def _accuracy(op: OpReport) -> list[str]:

@@ -18,6 +18,12 @@ from opforge.check import cases, compare, inputs
 from opforge.check.place import Place
 from opforge.op import Make, Op, as_tuple
 
+_MOST = 1 << 26  # elements of a tensor that is made on the CPU
+
+
+class TooLarge(ValueError):
+    """A resized case would not fit the memory."""
+
 
 class Situation:
     """The arguments of one call, by name."""
@@ -72,7 +78,7 @@ class Situation:
         twin = self.copy()
         twin.values[name] = function(twin.values[name], *args, **named)
         given = [name, *map(_literal, args), *(f"{k}={_literal(v)}" for k, v in named.items())]
-        twin.lines.append(f"{name} = inputs.{function.__name__}({', '.join(given)})")
+        twin.lines.append(f"{name} = change.{function.__name__}({', '.join(given)})")
         return twin
 
     def set(self, name: str, value: Any) -> Situation:
@@ -87,6 +93,8 @@ class Situation:
         twin = self
         for name, tensor in self.tensors.items():
             shape = tuple(sizes.get(n, n) for n in tensor.shape)
+            if torch.Size(shape).numel() > _MOST:  # equal dims grow together
+                raise TooLarge(f"{name} would have the shape {shape}")
             if shape != tuple(tensor.shape):
                 twin = twin.change(name, inputs.resample, shape, seed=self.seed)
         return twin
@@ -99,9 +107,13 @@ class Situation:
     def makes_sense(self) -> bool:
         """Whether the record takes these arguments; a changed case need not be one of the op's."""
         assert self.op.reference is not None
+        case = self.case
+        if any(not t.is_floating_point() for t in self.tensors.values()):
+            # On a GPU a label out of range is an error only later, and of the whole process.
+            case = tuple(v.cpu() if isinstance(v, torch.Tensor) else v for v in case)
         try:
             check_arguments(self.op, self.case)
-            self.op.reference(*self.case)
+            self.op.reference(*case)
         except torch.OutOfMemoryError:
             raise
         except Exception:
@@ -118,7 +130,7 @@ class Situation:
 
     def forward(self) -> tuple[torch.Tensor, ...]:
         """The outputs must be within the allowed error of the truth."""
-        self.last = "cases.check_forward(op, case, place)"
+        self.last = "checks.check_forward(op, case, place)"
         with torch.no_grad():
             return cases.check_forward(self.op, self.case, self.place, self.errors["forward"])
 
@@ -131,10 +143,10 @@ class Situation:
 
         ``only`` is the position of the one argument that wants a gradient.
         """
-        leaves = "cases.as_leaves(case)" if only is None else f"cases.as_leaves(case, {only})"
+        leaves = "checks.as_leaves(case)" if only is None else f"checks.as_leaves(case, {only})"
         self.last = (
-            f"cases.check_backward(op, {leaves}, "
-            f"lambda o: inputs.{gradient.__name__}(o, seed={self.seed}), place)"
+            f"checks.check_backward(op, {leaves}, "
+            f"lambda o: change.{gradient.__name__}(o, seed={self.seed}), place)"
         )
         return cases.check_backward(
             self.op,
@@ -193,7 +205,8 @@ class Situation:
             "import torch",
             "",
             "from opforge import Make, discover",
-            "from opforge.check import cases, inputs",
+            "from opforge.check import cases as checks",
+            "from opforge.check import inputs as change",
             "from opforge.check.place import Place",
             "",
             f"op = discover.find({where(self.op)!r})",

@@ -7,12 +7,16 @@ because kernels may print, a line of JSON each.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
+import signal
 import sys
 import time
 import traceback
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
@@ -31,6 +35,8 @@ from opforge.op import Op, as_tuple
 
 def main() -> None:
     """Look at the op, then run the rows that come in, one a line."""
+    with contextlib.suppress(OSError, AttributeError):  # Linux: do not outlive whoever asked
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     job = json.loads(sys.argv[1])
     with os.fdopen(int(sys.argv[2]), "w", buffering=1) as out:
         try:
@@ -121,10 +127,12 @@ def run(row: Row, trial: Trial) -> Result:
         torch.manual_seed(trial.seed)
         if (missing := trial.place.missing(trial.op)) is not None:
             raise NotRun(missing)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _counted(trial.op) as calls:
             warnings.simplefilter("ignore")
             row.run(trial)
         result.text = trial.note
+        if not calls and not trial.note:
+            raise NotApplicable("no situation of this row fits the op's cases")
     except NotApplicable as reason:
         result.outcome, result.text = NOT_APPLICABLE, str(reason)
     except NotRun as reason:
@@ -146,6 +154,25 @@ def run(row: Row, trial: Trial) -> Result:
             result.errors[what] = _summary(errors)
     result.seconds = time.monotonic() - started
     return result
+
+
+@contextlib.contextmanager
+def _counted(op: Op) -> Iterator[list[bool]]:
+    """Notes whether the op is called: a row that called nothing has proved nothing."""
+    calls: list[bool] = []
+    call = op._call
+    assert call is not None
+
+    def counted(*args: Any) -> Any:
+        if not torch.compiler.is_compiling():
+            calls[:] = [True]
+        return call(*args)
+
+    op._call = counted
+    try:
+        yield calls
+    finally:
+        op._call = call
 
 
 def _own_lines(error: BaseException, op: Op) -> str:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from opforge.check import inputs
@@ -24,8 +26,13 @@ def _refused(s: Situation, kinds: tuple[type[Exception], ...], what: str) -> str
     raise Fault(f"{what}: accepted without a word")
 
 
+def names_it(message: str, word: str) -> bool:
+    """Whether a message has a word, not as a part of another one."""
+    return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", message) is not None
+
+
 def _demand_words(message: str, words: list[str], what: str) -> None:
-    missing = [w for w in words if w not in message]
+    missing = [w for w in words if not names_it(message, w)]
     if missing:
         raise Fault(f"{what}: the message does not say {', '.join(missing)}: {message!r}")
 
@@ -142,7 +149,8 @@ def label_out_of_range(t: Trial) -> None:
         raise NotApplicable("it has no integer tensor")
     right = base.forward()
     for name in integers:
-        for value in (-(10**6), 10**6):
+        least, most = _far_values(base.tensors[name].dtype)
+        for value in (least, most):
             s = t.trying(base.change(name, inputs.put, value, seed=t.seed))
             if s.makes_sense():
                 s.forward()
@@ -152,6 +160,14 @@ def label_out_of_range(t: Trial) -> None:
     for a, b in zip(base.forward(), right, strict=True):
         if not torch.equal(a, b):
             raise Fault("after refusing a label, the op gives other results than before")
+
+
+def _far_values(dtype: torch.dtype) -> tuple[int, int]:
+    """What no label is, as far as the dtype has it."""
+    if dtype == torch.bool:
+        raise NotApplicable("a mask has no label out of range")
+    limits = torch.iinfo(dtype)
+    return max(-(10**6), limits.min), min(10**6, limits.max)
 
 
 @row(28, "eps", "c s g", "eps of 0 divides by zero, a negative one is a NaN to come: validated.")

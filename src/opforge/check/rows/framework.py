@@ -74,11 +74,12 @@ def compile(t: Trial) -> None:
             compiled = torch.compile(
                 lambda *a: t.op(*a), fullgraph=True, dynamic=dynamic, backend=backend
             )
-            compiler = f'torch.compile(lambda *a: op(*a), dynamic={dynamic}, backend="{backend}")'
-            s.last = f"cases.check_forward(op, case, run={compiler})"
+            given = f'fullgraph=True, dynamic={dynamic}, backend="{backend}"'
+            compiler = f"torch.compile(lambda *a: op(*a), {given})"
+            s.last = f"checks.check_forward(op, case, place, run={compiler})"
             cases.check_forward(t.op, s.case, t.place, run=compiled)
             if s.has_gradient():
-                s.last = f"cases.check_backward(op, cases.as_leaves(case), run={compiler})"
+                s.last = f"checks.check_backward(op, checks.as_leaves(case), run={compiler})"
                 leaves = cases.as_leaves(s.case)
                 gradient = _seeded(t)
                 cases.check_backward(t.op, leaves, gradient, t.place, run=compiled)
@@ -214,12 +215,13 @@ def distributed(t: Trial) -> None:
         )
         try:
             got = as_tuple(t.op(*sharded))
-        except NotImplementedError as error:
-            if t.op.name not in str(error):
+        except (NotImplementedError, RuntimeError) as error:
+            if t.op.name not in str(error) or "harding" not in str(error):
                 raise
             t.note = f"refused: {error}"
             return
         for a, b in zip(got, right, strict=True):
+            t.note = "one process"
             whole = a.full_tensor() if isinstance(a, DTensor) else a
             compare.check_same_bits(whole, b, "sharded, the op gives other bits")
 

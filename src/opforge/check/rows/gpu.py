@@ -158,6 +158,7 @@ def first_call_in_capture(t: Trial) -> None:
     except KernelUnavailable as error:
         if "run it once before capturing" not in str(error):
             raise Fault(f"the message does not say what to do: {error}") from None
+        t.note = "refused with what to do"
         return
     finally:
         load._attempts = kept

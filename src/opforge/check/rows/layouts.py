@@ -108,8 +108,7 @@ def expanded(t: Trial) -> None:
         for change in (inputs.expanded, inputs.expanded_last):
             for name, tensor in base.tensors.items():
                 if tensor.dim() and tensor.numel():
-                    s = t.trying(base.change(name, change))
-                    s.both()
+                    t.demand(base.change(name, change))
 
 
 @row(7, "negative-view", "c s g", "z.conj().imag has its minus sign in a flag, not in memory.")
@@ -117,7 +116,7 @@ def negative_view(t: Trial) -> None:
     """A tensor with the lazy minus sign is resolved before the kernel sees it."""
     for base in t.kinds():
         for name in base.floats:
-            t.trying(base.change(name, inputs.negative_view)).both()
+            t.demand(base.change(name, inputs.negative_view))
 
 
 @row(25, "aliasing", "c s g", "An output that shares memory with an input changes with it.")
@@ -195,7 +194,7 @@ def strided_parameters(t: Trial) -> None:
         for name in list(base.tensors)[1:]:
             for change in (inputs.stepped, inputs.offset):
                 if base.tensors[name].dim():
-                    t.trying(base.change(name, change)).both()
+                    t.demand(base.change(name, change))
                     tried += 1
         for name in optional:
             s = t.trying(base.set(name, None))

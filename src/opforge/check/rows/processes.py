@@ -87,6 +87,7 @@ def importing(t: Trial) -> None:
     with tempfile.TemporaryDirectory() as empty:
         cache = os.environ.get("OPFORGE_CACHE_DIR", "")
         _run(_IMPORT, where(t.op), t.place.device, empty, cache)
+    t.note = "in a process of its own"
 
 
 @row(47, "threads", "c", "Sixteen threads make the first call at once: one build, all succeed.")
@@ -104,6 +105,7 @@ def threads(t: Trial) -> None:
         said = _run(
             _THREADS, where(t.op), OPFORGE_CACHE_DIR=empty, OPFORGE_PREBUILT="", OPFORGE_JIT="1"
         )
+    t.note = "16 threads, one build"
     builds = said.count("opforge: built ")
     if builds != 1:
         raise Fault(f"{builds} builds instead of one: {said.strip()}")

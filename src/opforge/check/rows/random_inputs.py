@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import HealthCheck, assume, given, seed, settings
 from hypothesis import strategies as st
-from hypothesis.errors import Flaky
+from hypothesis.errors import Flaky, Unsatisfiable
 
 from opforge.check import inputs
-from opforge.check.row import Fault, Trial, row
-from opforge.check.situation import Situation
+from opforge.check.row import Fault, NotApplicable, Trial, row
+from opforge.check.situation import Situation, TooLarge
 
 _SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 127, 129, 255, 257)
 _LAYOUTS = (
@@ -43,6 +43,7 @@ def random(t: Trial) -> None:
     bases = [s for dtype in t.dtypes for s in t.kinds(dtype)]
     count = 150 if t.full else 25
 
+    ran = [0]
     failures: list[tuple[Situation, Exception]] = []
 
     @seed(t.seed)
@@ -62,15 +63,18 @@ def random(t: Trial) -> None:
         while _product(drawn) > 20_000:
             drawn[drawn.index(max(drawn))] //= 4
         new = dict.fromkeys(sizes, 2)
-        s = s.resize({**new, **dict(zip(sizes, drawn, strict=False))})
+        try:
+            s = s.resize({**new, **dict(zip(sizes, drawn, strict=False))})
+        except TooLarge:
+            assume(False)
         value = data.draw(st.sampled_from(_VALUES))
         for name, tensor in s.tensors.items():
             if value is not None and tensor.is_floating_point():
                 s = s.change(name, inputs.put, value, seed=t.seed, share=0.1)
             if tensor.dim() and tensor.numel():
                 s = s.change(name, data.draw(st.sampled_from(_LAYOUTS)))
-        if not s.makes_sense():
-            return
+        assume(s.makes_sense())
+        ran[0] += 1
         try:
             t.trying(s).forward()
             if s.has_gradient():
@@ -81,6 +85,8 @@ def random(t: Trial) -> None:
 
     try:
         run()
+    except Unsatisfiable:
+        raise NotApplicable("no situation drawn fits the op's cases") from None
     except Flaky:
         # Nothing to shrink: after an illegal address nothing works any more; or it is no pure
         # function, and the first failure says as much as another.
@@ -88,7 +94,8 @@ def random(t: Trial) -> None:
         if isinstance(error, torch.AcceleratorError):
             raise error from None
         raise Fault(f"not every time, with the same inputs: {error}") from None
-    t.note = f"{count} situations"
+    if ran[0]:
+        t.note = f"{ran[0]} situations"
 
 
 def _product(sizes: list[int]) -> int:
