@@ -76,3 +76,17 @@ def test_the_table_of_wrong_kernels_is_complete() -> None:
     assert f"{len(table)} named here, {named} there." in page
     assert f"Of {len(table)} wrong kernels it names all" in (ROOT / "README.md").read_text()
     assert f"names {named}." in (ROOT / "README.md").read_text()
+
+
+def test_the_scores_page_and_the_readme_show_the_committed_reports() -> None:
+    command = [sys.executable, str(ROOT / "docs" / "scores" / "table.py")]
+    page = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert page == (ROOT / "docs" / "scores.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    summary = re.search(r"## Summary\n\n(.*?)\n\n", page, re.DOTALL)
+    sentence = re.search(r"Of \d+ wrong ops .*? together \d+\.", page)
+    assert summary
+    assert sentence
+    assert summary[1] in readme
+    assert sentence[0] in readme
+    assert "✗" not in summary[1]

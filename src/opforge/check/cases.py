@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -60,6 +61,20 @@ def largest(tensors: list[torch.Tensor]) -> float:
     return max(map(float, found), default=1.0)
 
 
+def size_of_terms(tensors: list[torch.Tensor], n: int) -> float:
+    """How large the terms of a sum of n are: the largest, or half of what random signs add up to.
+
+    On the way to a sum of random signs, partial sums are of the order of sqrt(n) terms.
+    """
+    count = sum(t.numel() for t in tensors)
+    norms = [
+        float(torch.linalg.vector_norm(t.detach().nan_to_num(0, 0, 0), dtype=torch.float64))
+        for t in tensors
+    ]
+    rms = math.hypot(*norms) / math.sqrt(max(count, 1))
+    return max(largest(tensors), math.sqrt(n) * rms / 2)
+
+
 def check_forward(
     op: Op,
     case: Case,
@@ -84,7 +99,7 @@ def check_forward(
             right,
             2,
             terms(case, got, op.rowwise),
-            largest(differentiable(case)),
+            size_of_terms(differentiable(case), terms(case, got, op.rowwise)),
             _output_name(op, i),
             lambda f, i=i: [as_tuple(reference(*c))[i] for c in _moved(case, f)],  # type: ignore[misc]
         )
@@ -133,15 +148,14 @@ def check_backward(
         if one is None or theirs is None or right is None:
             _check_absent(one, theirs, what)
             continue
-        scale = largest([g for g in grads if g is not None])
+        n = terms(case, one, op.rowwise)
+        scale = size_of_terms([g for g in grads if g is not None], n)
 
         def sides(roundings: float, i: int = i) -> list[torch.Tensor]:
             found = [gradients_of(c)[i] for c in _moved(case, roundings)]
             return [f for f in found if f is not None]
 
-        found = compare.check(
-            one, theirs, right, 3, terms(case, one, op.rowwise), scale, what, sides
-        )
+        found = compare.check(one, theirs, right, 3, n, scale, what, sides)
         if errors is not None:
             errors.append(found)
     return tuple(g for g in got if g is not None)

@@ -3,9 +3,10 @@
 
 A kernel may err by the largest of: k times what PyTorch itself errs in the same dtype (k = 2
 forward, 3 backward), one ulp of the output, and for sums of n terms sqrt(n) eps of the
-accumulation type times the sum, or twice the largest term if that is more (terms of both signs
-cancel). In float64 only the last two apply, the last for any n and doubled: the truth errs, too,
-and x * y + z is a sum. There is no other tolerance.
+accumulation type times the size of the sum: its own, that of such terms with random signs (sqrt(n)
+times their root mean square: what partial sums are like), or twice the largest term. In float64
+only the last two apply, the last for any n and doubled: the truth errs, too, and x * y + z is a
+sum. There is no other tolerance.
 
 Two things are no error. Where PyTorch overflows in the dtype and the truth does not (or the other
 way round), either is right. And within rounding of a kink (relu at 0) the value of either side is.

@@ -125,12 +125,14 @@ class Worker:
             text = f"the process that ran the kernel is gone: {how}"
             text += f"\nits last words: {last[-300:]}" if last else ""
             result = Result(row, place, FAILED, time.monotonic() - began, text)
-        if result.outcome == FAILED and not result.script:  # it takes more than one call
+        if result.outcome == FAILED:
             options = f"on=[{place!r}], only=[{row!r}], seed={self._options.seed}"
             options += ", full=True" if self._options.full else ""
-            result.script = (
-                f"import opforge.testing\n\nopforge.testing.check({self._job['op']!r}, {options})"
-            )
+            whole = f"opforge.testing.check({self._job['op']!r}, {options})"
+            if result.script:
+                result.script += f"\n# The whole row, if it takes more than one call:\n# {whole}"
+            else:
+                result.script = f"import opforge.testing\n\n{whole}"
         return result
 
     def close(self) -> None:
