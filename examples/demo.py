@@ -17,8 +17,9 @@ from rich.table import Table
 from opforge import discover
 from opforge.build import arch, compile, toolchain
 from opforge.build.plan import plan
+from opforge.check import runner, show
 from opforge.errors import ToolchainError
-from opforge.op import Make, Op, as_tuple
+from opforge.op import Make, Op
 
 console = Console()
 DTYPES = (torch.float32, torch.bfloat16)
@@ -41,49 +42,11 @@ def build(ops: list[Op]) -> bool:
     return True
 
 
-def largest_error(op: Op, dtype: torch.dtype, device: str) -> tuple[float, float]:
-    """Over all cases of the record: our error and PyTorch's, against float64, in units of eps."""
-    ours = theirs = 0.0
-    eps = torch.finfo(dtype).eps
-    for case in op.iter_cases(Make(dtype, device)):
-        exact = as_tuple(op.reference(*[_double(a) for a in case]))
-        for output, reference, truth in zip(
-            as_tuple(op(*case)), as_tuple(op.reference(*case)), exact, strict=True
-        ):
-            if truth.numel():
-                scale = eps * max(1.0, float(truth.abs().max()))
-                ours = max(ours, float((output.double() - truth).abs().max()) / scale)
-                theirs = max(theirs, float((reference.double() - truth).abs().max()) / scale)
-    return ours, theirs
-
-
-def _double(value: object) -> object:
-    return value.double() if isinstance(value, torch.Tensor) else value
-
-
 def check(ops: list[Op], device: str) -> None:
-    console.rule("2. check: largest error against float64, in eps (PyTorch's own beside it)")
-    table = Table("op", *[str(d).removeprefix("torch.") for d in DTYPES], "gradients", box=None)
-    for op in track(ops, "checking", console=console, transient=True):
-        cells = []
-        for dtype in DTYPES:
-            ours, theirs = largest_error(op, dtype, device)
-            cells.append(f"{ours:.2f}  ({theirs:.2f})")
-        table.add_row(op.name, *cells, "ok" if gradients_agree(op, device) else "[red]WRONG[/]")
-    console.print(table)
-
-
-def gradients_agree(op: Op, device: str) -> bool:
-    """gradcheck in float64 on the record's small cases."""
-    for case in op.iter_cases(Make(torch.float64, device, requires_grad=True)):
-        tensors = [a.detach().clone().requires_grad_() for a in case if isinstance(a, torch.Tensor)]
-        rest = [a for a in case if not isinstance(a, torch.Tensor)]
-        small = 0 < sum(t.numel() for t in tensors) < 80
-        if small and not torch.autograd.gradcheck(
-            lambda *t, rest=rest: op(*t, *rest), tensors, raise_exception=False
-        ):
-            return False
-    return True
+    """The record's cases, forward and backward: two of the fifty rows of `opforge check`."""
+    console.rule("2. check: against float64 truth, PyTorch's own error beside it")
+    options = runner.Options((device,), only=("own-cases", "gradients"))
+    show.on_console(runner.check(ops, options), console)
 
 
 def speed(ops: list[Op], device: str) -> None:
