@@ -142,7 +142,7 @@ UNUSUAL = {
         "[(make(5, 7),), (make(33),)]",
     ),
     "an output that is not differentiated": (
-        "kept(Tensor x) -> (Tensor y, Tensor mask)",
+        "half_kept(Tensor x) -> (Tensor y, Tensor mask)",
         "lambda x: (x * (x.detach() > 0), (x.detach() > 0).to(x.dtype))",
         "[(make(5, 7),), (make(33),)]",
     ),

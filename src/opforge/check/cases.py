@@ -62,7 +62,7 @@ def largest(tensors: list[torch.Tensor]) -> float:
 
 
 def size_of_terms(tensors: list[torch.Tensor], n: int) -> float:
-    """How large the terms of a sum of n are: the largest, or half of what random signs add up to.
+    """How large the terms of a sum of n are: the largest, or what random signs add up to.
 
     On the way to a sum of random signs, partial sums are of the order of sqrt(n) terms.
     """
@@ -72,7 +72,7 @@ def size_of_terms(tensors: list[torch.Tensor], n: int) -> float:
         for t in tensors
     ]
     rms = math.hypot(*norms) / math.sqrt(max(count, 1))
-    return max(largest(tensors), math.sqrt(n) * rms / 2)
+    return max(largest(tensors), math.sqrt(n) * rms)
 
 
 def check_forward(

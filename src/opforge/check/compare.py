@@ -2,9 +2,9 @@
 """Error relative to truth: the float64 reference.
 
 A kernel may err by the largest of: k times what PyTorch itself errs in the same dtype (k = 2
-forward, 3 backward), one ulp of the output, and for sums of n terms sqrt(n) eps of the
+forward, 3 backward), one ulp of the output, and for sums of n terms 2 sqrt(n) eps of the
 accumulation type times the size of the sum: its own, that of such terms with random signs (sqrt(n)
-times their root mean square: what partial sums are like), or twice the largest term. In float64
+times their rms: what partial sums are like), or the largest term. In float64
 only the last two apply, the last for any n and doubled: the truth errs, too, and x * y + z is a
 sum. There is no other tolerance.
 
@@ -169,9 +169,9 @@ def _allowance(
     if double:
         relative = 2 * max(summed, 1) ** 0.5 * torch.finfo(torch.float64).eps
     elif summed > 1:
-        relative = summed**0.5 * torch.finfo(torch.float32).eps
+        relative = 2 * summed**0.5 * torch.finfo(torch.float32).eps
     if double or summed > 1:
-        least = max(least, 2 * relative * scale)
+        least = max(least, (2 if double else 1) * relative * scale)
 
     def allowance(right: torch.Tensor) -> torch.Tensor:
         return torch.maximum(ulp(right, dtype), relative * right.abs()).clamp(min=least)
