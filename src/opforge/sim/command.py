@@ -19,7 +19,7 @@ from rich.console import Console
 from opforge import sim
 from opforge.build import toolchain
 from opforge.check.cases import Case, check_backward, check_forward, differentiable
-from opforge.check.compare import Mismatch, bits
+from opforge.check.compare import Mismatch, same_bits
 from opforge.errors import (
     OpforgeError,
     RecordError,
@@ -104,9 +104,7 @@ def simulate(
 
 def _compare_bits(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, ...]) -> None:
     for a, b in zip(first, second, strict=True):
-        same = bits(a) == bits(b)
-        if a.is_floating_point():
-            same |= a.isnan() & b.isnan()
+        same = same_bits(a, b)
         if not bool(same.all()):
             where = tuple((~same).nonzero()[0].tolist())
             raise SimulationError(

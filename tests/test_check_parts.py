@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of `opforge check`: the error rule, the inputs it makes, what it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from opforge import discover
+from opforge.check import compare, explain, inputs, results, show
+from opforge.check.cases import as_leaves, check_backward, check_forward
+from opforge.check.place import Place
+from opforge.check.situation import own
+from opforge.op import Make
+
+
+def test_one_wrong_element_of_a_hundred_million_is_found():
+    truth = torch.zeros(10**8)
+    got = truth.clone()
+    got[87_654_321] = 1e-3
+    with pytest.raises(compare.Mismatch, match=r"at \(87654321,\): got 0.001, .* 1 of 100000000 "):
+        compare.check(got, truth, truth, k=2)
+
+
+def test_either_side_of_a_kink_is_right_and_nothing_further():
+    """A step at x + b = 0, where rounding decides."""
+    x = torch.tensor([1.0, 1.0, 1.0])
+    b = torch.tensor([-1.0 + 6e-8, -1.0 - 6e-8, 0.5])
+
+    class Step:
+        name, rowwise, forward = "step", False, discover.find("vector_add").forward
+
+        @staticmethod
+        def reference(a, c):
+            return (a + c > 0).to(a.dtype)
+
+        def __init__(self, results):
+            self.results = results
+
+        def __call__(self, a, c):
+            return torch.tensor(self.results)
+
+    check_forward(Step([0.0, 1.0, 1.0]), (x, b))
+    with pytest.raises(compare.Mismatch, match=r"at \(2,\): got 0, truth 1"):
+        check_forward(Step([0.0, 1.0, 0.0]), (x, b))
+
+
+def test_overflow_may_follow_pytorch_or_the_truth():
+    big, inf = torch.full((2,), 6e4).half(), float("inf")
+    overflowed = torch.tensor([inf, inf]).half()
+    compare.check(big, overflowed, torch.full((2,), 6e4), k=2)  # PyTorch overflowed on its way
+    compare.check(overflowed, overflowed, torch.full((2,), 6e4), k=2)
+    with pytest.raises(compare.Mismatch, match="NaN or Inf"):
+        compare.check(overflowed, big, torch.full((2,), 6e4), k=2)
+    with pytest.raises(compare.Mismatch, match=r"error 1\.2e"):
+        compare.check(big * 0.8, overflowed, torch.full((2,), 6e4), k=2)
+
+
+def test_errors_are_reported_in_ulps():
+    truth = torch.full((4,), 1.0, dtype=torch.float64)
+    got = torch.tensor([1.0, 1.0, 1.0, 1.0 + 2**-23])
+    found = compare.check(got, truth.float(), truth, k=2)
+    assert found.ours.largest == 1.0
+    assert found.ours.rms == 0.5
+    assert found.torchs.largest == 0.0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [inputs.contiguous, inputs.offset, inputs.transposed, inputs.stepped, inputs.padded,
+     inputs.negative_view, inputs.channels_last, inputs.far_apart],
+)  # fmt: skip
+def test_layouts_keep_the_values(change):
+    x = torch.randn(2, 3, 4, 5)
+    changed = change(x)
+    assert torch.equal(changed, x)
+    if change is not inputs.contiguous:
+        bare = (changed.stride(), changed.storage_offset(), changed.is_neg())
+        assert bare != (x.stride(), 0, False)
+
+
+def test_a_resized_case_keeps_what_belongs_together():
+    s = own(discover.find("scale_bias_relu"), Place("cpu"), torch.float32, 0)[5]
+    assert s.sizes() == [64, 33]
+    wide = s.resize({33: 1025})
+    assert [tuple(t.shape) for t in wide.tensors.values()] == [(64, 1025), (1025,)]
+    assert wide.makes_sense()
+    assert not s.change("bias", inputs.resample, (34,)).makes_sense()
+    assert set(wide.values["x"].flatten().tolist()) <= set(s.values["x"].flatten().tolist())
+
+
+def test_gradients_of_strided_cases_keep_their_strides():
+    op = discover.find("relu")
+    case = as_leaves((torch.randn(6, 8).t(),))
+    assert case[0].stride() == (1, 8)
+    (grad,) = check_backward(op, case)
+    assert grad.shape == (8, 6)
+
+
+@pytest.mark.parametrize(
+    ("explain_it", "message", "said"),
+    [
+        (explain.opcheck, "Tensor's metadata did not match: stride", "other strides than the fake"),
+        (
+            explain.opcheck,
+            "Argument x is not defined as mutable but was mutated",
+            "writes to one of",
+        ),
+        (explain.opcheck, "x is not defined to alias output but was aliasing", "shares memory"),
+        (explain.gradcheck, "Jacobian mismatch for output 0", "not the derivative of the forward"),
+        (explain.gradcheck, "Backward is not reentrant", "other gradients when it runs again"),
+    ],
+)
+def test_torchs_own_tests_are_explained(explain_it, message, said):
+    text = explain_it(message)
+    assert said in text
+    assert message in text
+
+
+def test_the_score_table_has_every_row_and_op():
+    result = results.Result("offset", "sim", results.FAILED)
+    skipped = results.Result("huge", "cuda", results.NOT_RUN, text="no CUDA GPU here")
+    report = results.Report([results.OpReport("relu", "relu", [result, skipped])], {})
+    table = show.score_table([report])
+    assert "| 4★ | offset | s✗ |" in table
+    assert "| 11★ | huge | g– |" in table
+    assert "| relu | simulator | 0 | 1 | 0 | 0 of 1 |" in show.summary_table([report])
+
+
+def test_make_gives_other_values_for_another_seed():
+    assert not torch.equal(Make(seed=1)(5), Make(seed=2)(5))
