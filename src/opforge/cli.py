@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from opforge.bench.cli import Ops, bench
 from opforge.errors import OpforgeError, RecordError
 from opforge.op import Op
 
@@ -33,10 +34,7 @@ cache_app = typer.Typer(help="Look into the build cache.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
 out = Console()
 
-Ops = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="OP", help="built-in names or op folders; all built-in ops if none"),
-]
+app.command()(bench)
 
 
 def _records(names: list[str] | None) -> list[Op]:

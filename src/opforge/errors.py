@@ -36,5 +36,9 @@ class SimulationError(OpforgeError):
     """The simulator found faults in a kernel."""
 
 
+class ProfileError(OpforgeError):
+    """An op cannot be profiled as asked, or the profiler failed."""
+
+
 class SettingError(OpforgeError, ValueError):
     """An environment variable has a value that makes no sense."""

@@ -32,6 +32,7 @@ class Gradient:
         # Called with the backward's parameters, in order: differentiably, and below autograd.
         self.run: Any = run
         self.run_below: Any = run
+        self.name = f"{forward.name}_backward"
         inputs = [a.name for a in forward.args]
         outputs = [r.name for r in forward.returns]
         self._n_inputs = len(inputs)

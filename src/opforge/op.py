@@ -8,7 +8,7 @@ for ``needs_<input>``, and gets just those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +37,8 @@ class Cost:
 
     bytes: int
     operations: int
+    written: int = 0  # of the bytes
+    floor: int = 0  # what no implementation can do without: one may save less for its backward
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,11 @@ class Op:
             op does not, with a message that names the argument.
         cases: yields argument tuples, given a :class:`Make`.
         operations: arithmetic operations per call, for the roofline; bytes follow from the tensors.
+        sized: ``sized(make, *shape)`` gives the arguments of a benchmark of that shape, or a dict
+            of them by name where several are worth timing. By default a case is resized.
+        peers: other ways to compute the op, by name: functions that import one and return a
+            callable with the op's arguments. ImportError says that it is not installed.
+        product: for matrix work, the two matrices whose library product is the speed to reach.
         like: the tensor input whose strides the output takes. By default outputs are contiguous.
         pointwise: every output element depends on one element of each (broadcast) input.
         rowwise: output elements depend on a whole row of an input, its last dim (norms, softmax).
@@ -90,6 +97,9 @@ class Op:
     validate: Callable[..., None] | None = None
     cases: Callable[[Make], Iterable[tuple[Any, ...]]] | None = None
     operations: Callable[..., int] | None = None
+    sized: Callable[..., Any] | None = None
+    peers: Mapping[str, Callable[[], Callable[..., Any]]] = field(default_factory=dict)
+    product: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None
     like: str | None = None
     pointwise: bool = False
     rowwise: bool = False
@@ -156,11 +166,44 @@ class Op:
 
     def cost(self, *args: Any) -> Cost:
         """Every tensor of the schema read or written once, and the record's operation count."""
-        fakes = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in args]
-        outputs = getattr(getattr(torch.ops, self.namespace), self.name)(*fakes)
-        tensors = [a for a in (*args, *as_tuple(outputs)) if isinstance(a, torch.Tensor)]
-        moved = sum(t.numel() * t.element_size() for t in tensors)
-        return Cost(moved, self.operations(*args) if self.operations else 0)
+        outputs = self._on_meta([a.to("meta") if isinstance(a, torch.Tensor) else a for a in args])
+        read = sum_of_bytes(a for a in args if isinstance(a, torch.Tensor))
+        written = sum_of_bytes(outputs)
+        operations = self.operations(*args) if self.operations else 0
+        return Cost(read + written, operations, written, read + written)
+
+    def backward_cost(self, *args: Any) -> Cost:
+        """Gradients and what was saved read once, new gradients written once.
+
+        A gradient that is a view of an incoming one costs nothing.
+        """
+        leaves = [
+            a.to("meta").requires_grad_(a.is_floating_point()) if isinstance(a, torch.Tensor) else a
+            for a in args
+        ]
+        saved: list[torch.Tensor] = []
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            saved.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            outputs = [o for o in self._on_meta(leaves) if o.requires_grad]
+        wanted = [a for a in leaves if isinstance(a, torch.Tensor) and a.requires_grad]
+        if not outputs:
+            return Cost(0, 0)
+        incoming = [torch.empty_like(o) for o in outputs]
+        found = torch.autograd.grad(outputs, wanted, incoming, allow_unused=True)
+        known = {t.untyped_storage()._cdata for t in incoming}
+        new = [g for g in found if g is not None and g.untyped_storage()._cdata not in known]
+        if not new:
+            return Cost(0, 0)
+        kept = {t.untyped_storage()._cdata: t for t in saved}
+        written, read = sum_of_bytes(new), sum_of_bytes(incoming)
+        return Cost(read + written + sum_of_bytes(kept.values()), 0, written, read + written)
+
+    def _on_meta(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        return as_tuple(getattr(getattr(torch.ops, self.namespace), self.name)(*args))
 
     def _check_names_are_distinct(self) -> None:
         """A backward asks by name, so no two things may have one name."""
@@ -174,6 +217,11 @@ class Op:
                 f"schema {self.schema!r}: {name!r} would stand for two things; rename an argument "
                 "or return (grad_<output>, needs_<input> and <input>_shape are taken, too)"
             )
+
+
+def sum_of_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """What tensors hold together."""
+    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:

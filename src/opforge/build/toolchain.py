@@ -93,7 +93,7 @@ def find_cuda() -> CudaToolkit:
         return _describe_cuda(str(path), "CUDA_HOME")
     if found := shutil.which("nvcc"):
         return _describe_cuda(found, "PATH")
-    if found := _pip_nvcc():
+    if found := pip_program("nvcc"):
         return _describe_cuda(found, "pip toolkit")
     raise ToolchainError(
         "no nvcc found (CUDA_HOME, PATH, pip toolkit); CUDA kernels cannot be compiled. "
@@ -167,12 +167,13 @@ def _describe_cuda(path: str, origin: str) -> CudaToolkit:
     return CudaToolkit(Compiler(path, "nvcc", match[1]), root, origin)
 
 
-def _pip_nvcc() -> str | None:
+def pip_program(name: str) -> str | None:
+    """One of NVIDIA's programs as a pip package has installed it."""
     try:
         from cuda.pathfinder import find_nvidia_binary_utility
     except ImportError:
         return None
-    found: str | None = find_nvidia_binary_utility("nvcc")
+    found: str | None = find_nvidia_binary_utility(name)
     return found
 
 

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -75,6 +76,88 @@ def size_of_terms(tensors: list[torch.Tensor], n: int) -> float:
     return max(largest(tensors), math.sqrt(n) * rms)
 
 
+class Truth:
+    """What results are compared with: PyTorch's in the same dtype, and those in float64."""
+
+    def __init__(
+        self,
+        op: Op,
+        case: Case,
+        names: list[str],
+        results: Callable[[Case], Sequence[torch.Tensor | None]],
+        k: int,
+        summands: list[torch.Tensor],
+    ) -> None:
+        self._op, self._case, self._names = op, case, names
+        self._results, self._k, self._summands = results, k, summands
+        self._torchs = results(cast(case))
+        self._exact = results(cast(case, torch.float64))
+        self._spans: dict[float, list[list[torch.Tensor]]] = {}
+
+    def check(
+        self, got: Sequence[torch.Tensor | None], errors: list[compare.Errors] | None = None
+    ) -> None:
+        """Every result must be within the allowed error of the truth."""
+        for i, (what, one) in enumerate(zip(self._names, got, strict=True)):
+            theirs, right = self._torchs[i], self._exact[i]
+            if one is None or theirs is None or right is None:
+                _check_absent(one, theirs, what)
+                continue
+            n = terms(self._case, one, self._op.rowwise)
+            scale = size_of_terms(self._summands, n)
+            sides = functools.partial(self._sides, i)
+            found = compare.check(one, theirs, right, self._k, n, scale, what, sides)
+            if errors is not None:
+                errors.append(found)
+
+    def _sides(self, i: int, roundings: float) -> list[torch.Tensor]:
+        """The lowest and highest value of result ``i`` as the inputs move; kept: it takes long."""
+        if roundings not in self._spans:
+            spans: list[list[torch.Tensor]] = [[] for _ in self._names]
+            for moved in _moved(self._case, roundings):
+                for span, value in zip(spans, self._results(moved), strict=True):
+                    if value is None:
+                        continue
+                    value = value.detach()
+                    low, high = span or (value, value)
+                    span[:] = [torch.minimum(low, value), torch.maximum(high, value)]
+            self._spans[roundings] = spans
+        return self._spans[roundings][i]
+
+
+def true_outputs(op: Op, case: Case) -> Truth:
+    """The truth about the outputs for a case."""
+    assert op.reference is not None
+    reference = op.reference
+    names = [_output_name(op, i) for i in range(len(op.forward.returns))]
+    summands = differentiable(case)
+    return Truth(op, case, names, lambda values: as_tuple(reference(*values)), 2, summands)
+
+
+def true_gradients(op: Op, case: Case, grads: Sequence[torch.Tensor | None]) -> Truth:
+    """The truth about the gradients of a case's float tensors.
+
+    ``grads`` has a gradient per output that the reference differentiates; None is undefined.
+    """
+    assert op.reference is not None
+    reference = op.reference
+    wanted = differentiated(op, case)
+
+    def gradients_of(values: Case) -> list[torch.Tensor | None]:
+        _run_backward(_chosen(reference(*values), wanted), grads)
+        return _gradients(values)
+
+    inputs = [a.name for a, v in zip(op.forward.args, case, strict=True) if is_float(v)]
+    names = [f"grad_{name} of {op.name}" for name in inputs]
+    return Truth(op, case, names, gradients_of, 3, [g for g in grads if g is not None])
+
+
+def differentiated(op: Op, case: Case) -> list[bool]:
+    """Which outputs the reference differentiates: not a mask, not an argmax."""
+    assert op.reference is not None
+    return [r.requires_grad for r in as_tuple(op.reference(*cast(case)))]
+
+
 def check_forward(
     op: Op,
     case: Case,
@@ -86,25 +169,9 @@ def check_forward(
 
     The op is run in ``around()``; ``run`` is called in its place if given (compiled, say).
     """
-    assert op.reference is not None
-    reference = op.reference
     with around():
         outputs = as_tuple((run or op)(*case))
-    theirs = as_tuple(reference(*case))
-    exact = as_tuple(reference(*cast(case, torch.float64)))
-    for i, (got, torchs, right) in enumerate(zip(outputs, theirs, exact, strict=True)):
-        found = compare.check(
-            got,
-            torchs,
-            right,
-            2,
-            terms(case, got, op.rowwise),
-            size_of_terms(differentiable(case), terms(case, got, op.rowwise)),
-            _output_name(op, i),
-            lambda f, i=i: [as_tuple(reference(*c))[i] for c in _moved(case, f)],  # type: ignore[misc]
-        )
-        if errors is not None:
-            errors.append(found)
+    true_outputs(op, case).check(outputs, errors)
     return outputs
 
 
@@ -120,11 +187,8 @@ def check_backward(
 
     ``grads_for`` makes the gradient of an output; None stands for one that is undefined.
     """
-    reference = op.reference
-    assert reference is not None
     make_grad = grads_for or (lambda o: torch.randn(o.shape, dtype=torch.float64).to(o))
-    # What the reference does not differentiate (a mask, an argmax) gets no gradient anywhere.
-    wanted = [r.requires_grad for r in as_tuple(reference(*cast(case)))]
+    wanted = differentiated(op, case)
     with around():
         ours = cast(case)
         outputs = _chosen((run or op)(*ours), wanted)
@@ -134,30 +198,7 @@ def check_backward(
         grads = [make_grad(r.detach()) for r in outputs]
         _run_backward(outputs, grads)
     got = _gradients(ours)
-
-    def gradients_of(values: Case) -> list[torch.Tensor | None]:
-        _run_backward(_chosen(reference(*values), wanted), grads)
-        return _gradients(values)
-
-    torchs = gradients_of(cast(case))
-    exact = gradients_of(cast(case, torch.float64))
-    names = [a.name for a, v in zip(op.forward.args, case, strict=True) if is_float(v)]
-    for i, name in enumerate(names):
-        what, one = f"grad_{name} of {op.name}", got[i]
-        theirs, right = torchs[i], exact[i]
-        if one is None or theirs is None or right is None:
-            _check_absent(one, theirs, what)
-            continue
-        n = terms(case, one, op.rowwise)
-        scale = size_of_terms([g for g in grads if g is not None], n)
-
-        def sides(roundings: float, i: int = i) -> list[torch.Tensor]:
-            found = [gradients_of(c)[i] for c in _moved(case, roundings)]
-            return [f for f in found if f is not None]
-
-        found = compare.check(one, theirs, right, 3, n, scale, what, sides)
-        if errors is not None:
-            errors.append(found)
+    true_gradients(op, case, grads).check(got, errors)
     return tuple(g for g in got if g is not None)
 
 
@@ -170,7 +211,7 @@ def _chosen(outputs: Any, wanted: list[bool]) -> list[torch.Tensor]:
     return [o for o, w in zip(as_tuple(outputs), wanted, strict=True) if w]
 
 
-def _run_backward(outputs: list[torch.Tensor], grads: list[torch.Tensor | None]) -> None:
+def _run_backward(outputs: list[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
     pairs = [(o, g.to(o.dtype)) for o, g in zip(outputs, grads, strict=True) if g is not None]
     if pairs:
         torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
@@ -188,17 +229,17 @@ def _check_absent(got: torch.Tensor | None, torchs: torch.Tensor | None, what: s
         raise compare.Mismatch(f"{what}: {who} has one, {other} has none")
 
 
-def _moved(case: Case, roundings: float) -> list[Case]:
+def _moved(case: Case, roundings: float) -> Iterator[Case]:
     """The case in float64 with one input at a time moved by so many roundings, both ways."""
-    exact, moved = cast(case, torch.float64), []
+    exact = cast(case, torch.float64)
     for i, value in enumerate(case):
         if not is_float(value):
             continue
         step = roundings * torch.finfo(value.dtype).eps
-        generator = torch.Generator().manual_seed(0)
-        either = torch.randint(0, 2, value.shape, generator=generator).to(value.device) * 2.0 - 1.0
+        generator = torch.Generator(value.device).manual_seed(0)
+        either = torch.randint(0, 2, value.shape, generator=generator, device=value.device)
+        either = either * 2.0 - 1.0
         for factor in (1 + step, 1 - step, 1 + step * either, 1 - step * either):
             changed = (exact[i].detach() * factor).requires_grad_(value.requires_grad)
-            moved.append((*exact[:i], changed, *exact[i + 1 :]))
-    # Leaves of their own each time: gradients add up.
-    return [cast(c) for c in moved]
+            # Leaves of their own each time: gradients add up.
+            yield cast((*exact[:i], changed, *exact[i + 1 :]))

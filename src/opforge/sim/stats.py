@@ -29,7 +29,14 @@ def measure(op: Op, dtype: torch.dtype) -> list[Call]:
     cases = list(op.iter_cases(Make(dtype, requires_grad=dtype.is_floating_point)))
     if not cases:
         raise RecordError(f"the record of {op.name} yields no cases; there is nothing to count")
-    case = max(cases, key=_elements)
+    return measure_case(op, max(cases, key=_elements))
+
+
+def measure_case(op: Op, case: tuple[Any, ...]) -> list[Call]:
+    """Every simulated call that ``op`` makes for these arguments; those wanting a gradient get it.
+
+    Tensors must be leaves.
+    """
     with sim.active("race", traffic=True) as calls:
         outputs = [o for o in as_tuple(op(*case)) if o.requires_grad]
         if outputs:

@@ -62,6 +62,11 @@ op = Op(
     validate=validate,
     cases=cases,
     operations=lambda x, dim, keepdim: x.numel(),
+    sized=lambda make, *shape: {
+        "last dim": (make(*shape), [-1], False),
+        "first dim": (make(*shape), [0], False),
+        "all": (make(*shape), None, False),
+    },
     autocast=torch.float32,
 )
 

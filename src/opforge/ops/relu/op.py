@@ -37,6 +37,7 @@ op = Op(
     ),
     cases=cases,
     operations=lambda x: x.numel(),
+    sized=lambda make, *shape: (make(*shape),),
     like="x",
     pointwise=True,
     module=lambda x: opforge.nn.ReLU(),

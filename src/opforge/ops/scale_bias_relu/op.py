@@ -65,6 +65,7 @@ op = Op(
     validate=validate,
     cases=cases,
     operations=lambda x, bias, scale: 3 * x.numel(),
+    sized=lambda make, *shape: (make(*shape), make(shape[-1]), 0.5),
     autocast="promote",
     module=lambda x, bias, scale: opforge.nn.ScaleBiasReLU(x.shape[-1], scale),
 )

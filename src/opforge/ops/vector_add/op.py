@@ -70,6 +70,10 @@ op = Op(
     validate=validate,
     cases=cases,
     operations=lambda a, b: torch.broadcast_shapes(a.shape, b.shape).numel(),
+    sized=lambda make, *shape: {
+        "equal shapes": (make(*shape), make(*shape)),
+        "a row added": (make(*shape), make(shape[-1])),
+    },
     pointwise=True,
     autocast="promote",
 )

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times rms_norm, softmax and a plain copy with Triton's do_bench: do both harnesses agree?
+
+    python benchmarks/agree.py --out agree.json
+
+Independent of opforge's own timing on purpose; only the op folders beside this file are shared.
+do_bench empties the L2 before every call and does not hide the host: an implementation whose calls
+take long to launch looks slower here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from triton.testing import do_bench
+
+from opforge.discover import find
+from opforge.op import Op
+
+OPS = Path(__file__).parent / "ops"
+SHAPES = [(16384, 4096), (8192, 8192), (16384, 5120)]
+COPIES = [64, 128, 256, 512]  # MiB in each of the two tensors
+DTYPE = torch.bfloat16
+TENSORS_MOVED = {"forward": 2, "backward": 3}  # as large as x; what goes with a column is small
+ERROR = 2e-2  # of the norm: bfloat16 rounds some 2e-3, a wrong kernel is off by far more
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=DTYPE)
+
+
+def microseconds(call: Callable[[], Any]) -> float:
+    return 1000 * do_bench(call, warmup=25, rep=100, return_mode="median")
+
+
+def implementations(op: Op) -> Iterator[tuple[str, Callable[[], Callable[..., Any]]]]:
+    """Names and how to get the function, which may fail."""
+    yield "eager", lambda: op.reference
+    yield "compile", lambda: torch.compile(op.reference, dynamic=False)
+    yield from op.peers.items()
+
+
+def forward(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
+    return lambda: (function(*args),)
+
+
+def backward(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
+    """The gradients of every tensor argument, over one graph that is kept."""
+    leaves = [a.detach().requires_grad_() if isinstance(a, torch.Tensor) else a for a in args]
+    wanted = [a for a in leaves if isinstance(a, torch.Tensor)]
+    y = function(*leaves)
+    torch.manual_seed(1)  # the same incoming gradient for everyone
+    grad_y = draw(*y.shape)
+    return lambda: torch.autograd.grad(y, wanted, grad_y, retain_graph=True)
+
+
+def check(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        off = ((ours.float() - theirs.float()).norm() / theirs.float().norm()).item()
+        if not off < ERROR:
+            raise ValueError(f"its result is off by {off:.1e} of the norm")
+
+
+def measure_op(op: Op, rows: list[dict[str, Any]]) -> None:
+    for shape in SHAPES:
+        torch.manual_seed(0)
+        args = op.sized(draw, *shape)
+        for what, prepare in (("forward", forward), ("backward", backward)):
+            expected = prepare(op.reference, args)()
+            for name, get in implementations(op):
+                torch._dynamo.reset()  # every shape is compiled for itself
+                try:
+                    call = prepare(get(), args)
+                    check(call(), expected)
+                    record(rows, op.name, what, shape, name, microseconds(call))
+                except Exception as error:  # a peer may fail in any way; the others go on
+                    reason = str(error).strip().splitlines() or [""]
+                    title = f"{op.name} {what} {shape[0]}x{shape[1]} {name}"
+                    print(f"{title}: {type(error).__name__}: {reason[0]}", flush=True)
+            del expected
+
+
+def measure_copy(rows: list[dict[str, Any]]) -> None:
+    for mib in COPIES:
+        source = draw((mib << 20) // DTYPE.itemsize)
+        target = torch.empty_like(source)
+        taken = microseconds(lambda source=source, target=target: target.copy_(source))
+        record(rows, "copy", "forward", tuple(source.shape), "copy", taken)
+
+
+def record(
+    rows: list[dict[str, Any]], op: str, what: str, shape: tuple[int, ...], name: str, us: float
+) -> None:
+    dtype = str(DTYPE).removeprefix("torch.")
+    keys = ("op", "pass", "dtype", "shape", "implementation", "us")
+    rows.append(dict(zip(keys, (op, what, dtype, list(shape), name, us), strict=True)))
+    moved = TENSORS_MOVED[what] * DTYPE.itemsize * torch.Size(shape).numel()
+    size = "x".join(map(str, shape))
+    print(f"{op:<9} {what:<8} {size:>11} {name:<8} {us:8.1f} us {moved / us / 1e6:5.2f} TB/s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    parser.add_argument("--ops", nargs="*", default=["rms_norm", "softmax"], help="op folders")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    measure_copy(rows)
+    for name in options.ops:
+        measure_op(find(str(OPS / name)), rows)
+    options.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``opforge bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Ops = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="OP", help="built-in names or op folders; all built-in ops if none"),
+]
+
+
+def bench(
+    ops: Ops = None,
+    shape_text: Annotated[
+        str | None,
+        typer.Option("--shapes", help="such as 8192x8192,4096x50257; or small, large, odd, all"),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="such as bfloat16,float32; or all the op takes: all")
+    ] = None,
+    backward: Annotated[bool, typer.Option("--backward", help="time the backward, too")] = False,
+    peers: Annotated[
+        str, typer.Option(help="all, none, or some of eager,torch.compile and the record's peers")
+    ] = "all",
+    on: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda if there is)")] = None,
+    sweep: Annotated[
+        bool, typer.Option("--sweep", help="many sizes, to see how the cost grows")
+    ] = False,
+    json_file: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="merge into a file, or a folder of <op>.json"),
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="older results: say what got slower")
+    ] = None,
+    fail_below: Annotated[
+        float | None,
+        typer.Option(
+            metavar="RATIO",
+            min=0.0,
+            help="exit 1 where the speed relative to --against (else to the best other) is lower",
+        ),
+    ] = None,
+    commit: Annotated[
+        str | None, typer.Option(help="what is measured, where git cannot tell")
+    ] = None,
+) -> None:
+    """Time ops beside the limit and beside everybody else, in one run.
+
+    Exit code 0: fine. 1: an op is wrong, cheats or got slower. 2: could not run.
+    """
+    from rich.console import Console
+
+    from opforge.bench import (
+        clock,  # noqa: F401  before any op: it takes the clocks as they are
+        results,
+        runner,
+        shapes,
+        show,
+    )
+    from opforge.discover import builtin_names, find
+    from opforge.errors import OpforgeError
+
+    out = Console()
+    device = runner.choose_device(on)
+    if sweep and shape_text:
+        raise typer.BadParameter("choose one of --sweep and --shapes")
+    chosen = shapes.sweep(device) if sweep else shapes.parse(shape_text) if shape_text else None
+    before = results.read(against) if against else None
+    if json_file is not None and json_file.is_file():
+        results.read(json_file)  # a damaged file: say so beforehand
+    records = list(dict.fromkeys(find(name) for name in ops or builtin_names()))
+    kept = results.Results()
+
+    def keep(new: results.Results) -> None:
+        kept.add(new)
+        if json_file is not None:
+            results.store(new, json_file)
+
+    options = runner.Options(
+        device,
+        chosen,
+        [part.strip() for part in dtype.split(",")] if dtype else [],
+        backward,
+        None if peers == "all" else [] if peers == "none" else peers.split(","),
+        commit,
+    )
+    runner.run(records, options, keep)
+    show.on_console(kept, out)
+    if json_file is not None:
+        out.print(f"written to {json_file}", highlight=False)
+    ours = [r for r in kept.rows if r.implementation == results.OURS]
+    faults = [r for r in ours if r.error.startswith(("wrong", "cheats", "impossible"))]
+    if not any(r.us for r in kept.rows):
+        raise OpforgeError("nothing could be timed: see the errors above")
+    failed = bool(faults)
+    if before is not None:
+        least = 0.02 if device == "cuda" else 0.1
+        found = results.compare(before, kept, least)
+        if not found:
+            raise OpforgeError(f"{against} has none of the rows that were measured now")
+        failed |= show.changes(found, out, fail_below)
+    elif fail_below is not None:
+        failed |= show.losses(kept, out, fail_below)
+    raise typer.Exit(1 if failed else 0)

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times one workload: everybody on the same inputs, turn by turn, and nobody on trust.
+
+A contender is timed once its results are right. Before every turn all inputs change; each input set
+is used once in a turn, so an answer cannot be remembered. The results of the last turn, on every
+set, are compared with the truth, and the inputs with what they should be.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from opforge.arguments import check_arguments
+from opforge.bench import clock as clocks
+from opforge.bench import machine, shapes, stats
+from opforge.bench.ceilings import ceilings, limit
+from opforge.bench.contenders import Backward, Forward, functions
+from opforge.bench.inputs import DeviceMake, InputSet, make_sets
+from opforge.bench.results import Row
+from opforge.check import cases, compare
+from opforge.op import Cost, Op, as_tuple
+
+Pass = Forward | Backward
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is timed."""
+
+    op: Op
+    direction: str
+    variant: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    def row(self, implementation: str, run: str, **facts: Any) -> Row:
+        """A row for one implementation of it."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        workload = self.op.name, self.direction, self.variant, dtype, self.shape
+        return Row(*workload, implementation, run, **facts)
+
+
+@dataclass
+class Contender:
+    """One implementation and what is known of it."""
+
+    row: Row
+    calls: Pass
+    times: list[float] = field(default_factory=list)
+    hosts: list[float] = field(default_factory=list)
+    late: int = 0  # turns after which work was still going on
+    outputs: list[Any] = field(default_factory=list)  # to be judged
+
+
+def measure(
+    work: Workload,
+    clock: clocks.Clock,
+    wanted: Sequence[str] | None,
+    patience: stats.Patience,
+    run: str,
+    say: Say = lambda text: None,
+) -> list[Row]:
+    """Rows for everybody; whoever fails, cheats or runs out of memory has an error in its row."""
+    try:
+        return _Measurement(work, clock, wanted, patience, run, say).rows()
+    except torch.OutOfMemoryError:
+        return [work.row(name, run, error=_OUT_OF_MEMORY) for name in functions(work.op, wanted)]
+
+
+_OUT_OF_MEMORY = "out of memory"
+_CAUGHT = (
+    "cheats: right when it was checked, wrong when it was timed and its inputs had just changed"
+)
+
+
+class _Measurement:
+    def __init__(
+        self,
+        work: Workload,
+        clock: clocks.Clock,
+        wanted: Sequence[str] | None,
+        patience: stats.Patience,
+        run: str,
+        say: Say,
+    ) -> None:
+        self._work, self._clock, self._run, self._say = work, clock, run, say
+        self._patience = patience
+        self._forward = work.direction == "forward"
+        self._draw = random.Random()  # not to be foreseen
+        torch._dynamo.reset()  # every workload is compiled for itself, like ours
+        clock.begin()
+        case = self._case()
+        op = work.op
+        self._cost: Cost = op.cost(*case) if self._forward else op.backward_cost(*case)
+        count = clock.sets_for(self._cost.bytes)
+        self._sets = make_sets(case, count)
+        self._wanted = [] if self._forward else cases.differentiated(op, cases.as_leaves(case))
+        self._gradients = [] if self._forward else self._make_gradients(case, count)
+        self._functions = functions(op, wanted)
+        self._ceilings = ceilings(op, self._cost, case, count, self._forward)
+
+    def _case(self) -> tuple[Any, ...]:
+        work = self._work
+        make = DeviceMake(work.dtype, self._clock.device)
+        case = shapes.arguments(work.op, make, work.shape)[work.variant]
+        try:
+            check_arguments(work.op, case)
+        except (ValueError, TypeError) as error:
+            raise shapes.ShapeError(
+                f"{work.op.name} does not take shape {'x'.join(map(str, work.shape))}: {error}"
+            ) from None
+        return case
+
+    def _make_gradients(self, case: tuple[Any, ...], count: int) -> list[InputSet]:
+        assert self._work.op.reference is not None
+        outputs = as_tuple(self._work.op.reference(*case))
+        like = [o for o, w in zip(outputs, self._wanted, strict=True) if w]
+        return make_sets(tuple(torch.randn_like(o) for o in like), count)
+
+    def rows(self) -> list[Row]:
+        """Check, time, check again."""
+        rows, contenders = [], []
+        for name, function in self._functions.items():
+            if function is None:
+                continue  # not installed: there is nothing to say about its speed
+            row = self._work.row(name, self._run, bytes=self._cost.bytes)
+            row.operations = self._cost.operations
+            rows.append(row)
+            if isinstance(function, Exception):
+                row.error = _first_line(function)
+            else:
+                contenders.append(Contender(row, self._pass(function)))
+        if not self._forward and not self._cost.bytes:
+            for row in rows:
+                row.note = "its gradients are views: no byte moves"
+        self._admit(contenders)
+        limits = self._take_turns(contenders)
+        self._doubt(contenders)
+        for contender in contenders:
+            self._conclude(contender, limits)
+        return rows
+
+    def _pass(self, function: Callable[..., Any]) -> Pass:
+        if self._forward:
+            return Forward(function, self._sets)
+        return Backward(function, self._sets, self._gradients, self._wanted)
+
+    # --- before: a wrong kernel is not timed ---
+
+    def _admit(self, contenders: list[Contender]) -> None:
+        """Whoever raises or is wrong has an error, and is out."""
+        same = self._draw.random()
+        for c in contenders:
+            self._say(c.row.implementation)
+
+            def first_calls(c: Contender = c) -> None:
+                for _ in range(2):  # the first one may compile
+                    c.calls.prepare()
+                    c.calls.calls[0]()
+                c.row.extra_bytes, c.row.saved_bytes = c.calls.memory(self._clock)
+                self._change(random.Random(same))
+                c.calls.prepare()
+                c.outputs = [c.calls.calls[0]()]
+
+            self._guarded(c.row, first_calls)
+        self._judge(contenders, "wrong")
+
+    def _guarded(self, row: Row, action: Callable[[], None]) -> None:
+        """What goes wrong in an action is said in its row."""
+        try:
+            action()
+        except torch.OutOfMemoryError:
+            row.error = _OUT_OF_MEMORY
+        except Exception as error:  # of an op or a peer: anything may come
+            row.error = _first_line(error)
+        if row.error and self._clock.device == "cuda":
+            torch.cuda.empty_cache()
+
+    def _change(self, draw: random.Random) -> None:
+        for s in (*self._sets, *self._gradients):
+            s.change(draw)
+
+    def _judge(self, contenders: list[Contender], verdict: str) -> None:
+        """Compare what everybody got, on the same inputs, with the truth; then forget it."""
+        judged = [c for c in contenders if not c.row.error]
+        errors: dict[str, list[compare.Errors]] = {c.row.implementation: [] for c in judged}
+        for i in range(max((len(c.outputs) for c in judged), default=0)):
+            truth = self._truth(i)
+            for c in judged:
+                if c.row.error:
+                    continue
+                try:
+                    truth.check(c.outputs[i], errors[c.row.implementation])
+                except compare.Mismatch as error:
+                    c.row.error = f"{verdict}: {_first_line(error)}"
+        for c in judged:
+            c.outputs = []
+            total = compare.Error()
+            for e in errors[c.row.implementation]:
+                total.merge(e.ours)
+            if total.count:
+                c.row.ulp_max, c.row.ulp_rms = total.largest, total.rms
+
+    def _truth(self, i: int) -> cases.Truth:
+        case = self._sets[i].case
+        if self._forward:
+            return cases.true_outputs(self._work.op, case)
+        leaves = cases.as_leaves(case)
+        return cases.true_gradients(self._work.op, leaves, self._gradients[i].case)
+
+    # --- the turns ---
+
+    def _take_turns(self, ready: list[Contender]) -> dict[str, float]:
+        """Rounds in which everybody has a turn, until the medians are certain."""
+        limit_times: dict[str, list[float]] = {name: [] for name in self._ceilings}
+        started, first = time.monotonic(), 0
+        while True:
+            for name, ceiling in self._ceilings.items():
+                self._say(name)
+                turn = self._clock.turn(lambda: None, ceiling.prepare, ceiling.calls, False)
+                limit_times[name].append(turn.seconds)
+            for contender in (*ready[first:], *ready[:first]):  # nobody is always the first
+                if not contender.row.error:
+                    self._one_turn(contender, lambda: self._change(self._draw))
+            first = (first + 1) % max(len(ready), 1)
+            times = {c.row.implementation: c.times[1:] for c in ready if not c.row.error}
+            times |= {name: t[1:] for name, t in limit_times.items()}
+            if self._patience.enough(times, time.monotonic() - started):
+                break
+        return {name: stats.summarise(t[1:]).median for name, t in limit_times.items()}
+
+    def _one_turn(self, c: Contender, change: Callable[[], None], keep: bool = False) -> None:
+        self._say(c.row.implementation)
+
+        def turn() -> None:
+            taken = self._clock.turn(change, c.calls.prepare, c.calls.calls, keep)
+            c.times.append(taken.seconds)
+            if taken.host is not None:
+                c.hosts.append(taken.host)
+            c.late += taken.leftover > 0
+            if keep:
+                c.outputs = _copied_at_once(taken.outputs)
+
+        self._guarded(c.row, turn)
+
+    # --- after: is the time to be believed? ---
+
+    def _doubt(self, contenders: list[Contender]) -> None:
+        """One more turn for everybody on the same new inputs, and a look at what it left behind."""
+        same = self._draw.random()
+
+        def change() -> None:
+            self._change(self._draw)  # who reads too early, reads this
+            self._change(random.Random(same))
+
+        for c in contenders:
+            if c.row.error:
+                continue
+            self._one_turn(c, change, keep=True)
+            c.row.error = c.row.error or self._tampering(c)
+        self._judge(contenders, _CAUGHT)
+
+    def _tampering(self, c: Contender) -> str:
+        """Why the time of a contender is not to be believed; "" if it is."""
+        if name := clocks.replaced():
+            return f"cheats: it has replaced the clock {name}"
+        for s in (*self._sets, *self._gradients):
+            if damage := s.damage():
+                return f"cheats: it {damage}"
+        if c.late > len(c.times) / 2:
+            return "cheats: its work goes on after its stream is done, on another stream or thread"
+        if self._clock.disagrees(c.calls.prepare, c.calls.calls):
+            return "cheats: two clocks disagree on how long its calls take"
+        return ""
+
+    def _conclude(self, c: Contender, limits: dict[str, float]) -> None:
+        row = c.row
+        if row.error:
+            return
+        found = stats.summarise(c.times[1:])
+        row.us, row.low, row.high = (t * 1e6 for t in (found.median, found.low, found.high))
+        row.spread, row.turns, row.calls = found.spread, len(c.times) - 1, len(c.calls.calls)
+        if c.hosts:
+            row.host_us = stats.summarise(c.hosts[1:]).median * 1e6
+        row.ceilings = {name: t * 1e6 for name, t in limits.items()}
+        row.ceiling = limit(row.ceilings)
+        row.state = machine.state(self._clock.device)
+        row.error = self._impossible(row)
+
+    def _impossible(self, row: Row) -> str:
+        """A time below what moving the bytes takes, by more than noise."""
+        if not row.ceiling_us or not row.us or not self._cost.bytes:
+            return ""
+        floor = row.ceiling_us * self._cost.floor / self._cost.bytes
+        if row.us < self._clock.margin * floor - self._clock.slack_us:
+            return (
+                f"impossible: {row.us:.2f} µs, but a {row.ceiling} of the bytes it cannot do "
+                f"without takes {floor:.2f} µs"
+            )
+        return ""
+
+
+def _copied_at_once(outputs: list[Any]) -> list[Any]:
+    """The outputs, the last ones as they are right now: work may go on in another thread."""
+    last = [None if t is None else t.clone() for t in outputs[-1]]
+    return [*outputs[:-1], last]
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    kind = "" if isinstance(error, compare.Mismatch | clocks.ClockError) else type(error).__name__
+    return ": ".join(part for part in (kind, text[0] if text else "") if part)[:300]

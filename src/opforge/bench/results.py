@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results in a file: rows, the runs they come from, merging, and what got slower.
+
+The format is in docs/bench.md. A row is known by (op, pass, variant, dtype, shape, implementation);
+a newer row takes the place of an older one, so several short runs make one file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from opforge.errors import OpforgeError
+
+SCHEMA = 1
+OURS = "opforge"
+
+Key = tuple[str, str, str, str, tuple[int, ...], str]
+
+
+class ResultsError(OpforgeError):
+    """A file of results cannot be used."""
+
+
+@dataclass
+class Row:
+    """One implementation of one pass of an op, at one shape and dtype; times in microseconds."""
+
+    op: str
+    direction: str  # "forward" or "backward"; "pass" in the file
+    variant: str  # which of the record's sized arguments, "" where there is one
+    dtype: str
+    shape: tuple[int, ...]
+    implementation: str
+    run: str  # the key of its provenance
+    us: float | None = None  # median over turns of the time per call; None if it was not timed
+    low: float | None = None  # 95% confidence interval of that median
+    high: float | None = None
+    spread: float | None = None  # interquartile range over the median
+    turns: int = 0
+    calls: int = 0  # per turn
+    host_us: float | None = None  # of the host, per call; None where the host does the work
+    bytes: int = 0  # that must be moved, by the record
+    operations: int = 0
+    ceilings: dict[str, float] = field(default_factory=dict)  # what was measured: name -> us
+    ceiling: str = ""  # which of them is the limit
+    extra_bytes: int | None = None  # peak memory beyond inputs and outputs
+    saved_bytes: int | None = None  # kept for the backward beyond inputs and outputs
+    ulp_max: float | None = None  # error against the float64 truth
+    ulp_rms: float | None = None
+    state: dict[str, Any] = field(default_factory=dict)  # clocks, power, temperature meanwhile
+    note: str = ""
+    error: str = ""  # why it was not timed, or why its time is not believed
+
+    @property
+    def key(self) -> Key:
+        """What a newer row of the same kind replaces."""
+        return (*self.workload, self.implementation)
+
+    @property
+    def workload(self) -> tuple[str, str, str, str, tuple[int, ...]]:
+        """What implementations are compared on."""
+        return (self.op, self.direction, self.variant, self.dtype, self.shape)
+
+    @property
+    def title(self) -> str:
+        """``reduce_sum forward, last dim``."""
+        return f"{self.op} {self.direction}" + (f", {self.variant}" if self.variant else "")
+
+    @property
+    def size(self) -> str:
+        """``8192 × 8192``."""
+        return " × ".join(map(str, self.shape))
+
+    @property
+    def ceiling_us(self) -> float | None:
+        """The time of the limit."""
+        return self.ceilings.get(self.ceiling)
+
+    @property
+    def share(self) -> float | None:
+        """How much of the limit is reached; 1 is as fast as it goes."""
+        limit = self.ceiling_us
+        return limit / self.us if limit and self.us else None
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """Bandwidth by the bytes that must be moved."""
+        return self.bytes / self.us / 1e3 if self.us and self.bytes else None
+
+    @property
+    def tflop_per_s(self) -> float | None:
+        """Rate by the record's operations."""
+        return self.operations / self.us / 1e6 if self.us and self.operations else None
+
+    def as_json(self) -> dict[str, Any]:
+        """For a file: what is unknown is left out."""
+        found = {("pass" if k == "direction" else k): v for k, v in asdict(self).items()}
+        found["shape"] = list(self.shape)
+        return {k: _rounded(v) for k, v in found.items() if v not in (None, {}) and v != ""}
+
+
+@dataclass
+class Results:
+    """Rows and the runs they come from."""
+
+    rows: list[Row] = field(default_factory=list)
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, other: Results) -> None:
+        """Take in newer results; runs that no row comes from any more are dropped."""
+        by_key = {r.key: r for r in self.rows}
+        by_key.update({r.key: r for r in other.rows})
+        self.rows = list(by_key.values())
+        runs = {**self.runs, **other.runs}
+        self.runs = {r.run: runs[r.run] for r in self.rows}
+
+    def of(self, op: str) -> Results:
+        """The rows of one op."""
+        rows = [r for r in self.rows if r.op == op]
+        return Results(rows, {r.run: self.runs[r.run] for r in rows})
+
+    def workloads(self) -> dict[tuple[Any, ...], dict[str, Row]]:
+        """Rows side by side: what was timed -> implementation -> row."""
+        found: dict[tuple[Any, ...], dict[str, Row]] = {}
+        for row in self.rows:
+            found.setdefault(row.workload, {})[row.implementation] = row
+        return found
+
+    def write(self, path: Path) -> None:
+        """Write a file, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = ",\n".join(" " + json.dumps(r.as_json()) for r in self.rows)
+        runs = ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in self.runs.items())
+        text = f'{{"schema": {SCHEMA},\n"runs": {{\n{runs}\n}},\n"rows": [\n{lines}\n]}}\n'
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, prefix=f".{path.name}.", delete=False, encoding="utf-8"
+        ) as file:
+            file.write(text)
+        os.chmod(file.name, 0o644)
+        os.replace(file.name, path)
+
+
+def read(path: Path) -> Results:
+    """The results of a file, or of every file in a folder."""
+    if path.is_dir():
+        files = sorted(path.glob("*.json"))
+        if not files:
+            raise ResultsError(f"{path} has no results in it (*.json)")
+        found = Results()
+        for file in files:
+            found.add(read(file))
+        return found
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ResultsError(f"there are no results at {path}") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{path} is damaged, it is no JSON: {error}") from None
+    if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
+        raise ResultsError(f"{path} has no results of `opforge bench` in it: no schema number")
+    if data["schema"] != SCHEMA:
+        age = "an older" if data["schema"] < SCHEMA else "a newer"
+        raise ResultsError(
+            f"{path} is of {age} opforge: its schema is {data['schema']}, this one reads {SCHEMA}; "
+            "measure again"
+        )
+    try:
+        results = Results([_row(r) for r in data["rows"]], dict(data["runs"]))
+        missing = {r.run for r in results.rows} - set(results.runs)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ResultsError(f"{path} is damaged: {type(error).__name__}: {error}") from None
+    if missing:
+        raise ResultsError(f"{path} is damaged: no provenance for run {sorted(missing)[0]}")
+    return results
+
+
+def store(results: Results, path: Path) -> list[Path]:
+    """Merge into a file, or into ``<op>.json`` each in a folder; the files that were written."""
+    if path.is_dir() or path.suffix != ".json":
+        return [
+            file
+            for op in dict.fromkeys(r.op for r in results.rows)
+            for file in store(results.of(op), path / f"{op}.json")
+        ]
+    merged = read(path) if path.exists() else Results()
+    merged.add(results)
+    merged.write(path)
+    return [path]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One implementation then and now, each as a share of the limit of its own run."""
+
+    row: Row
+    before: float
+    now: float
+    noise: float  # by which the two may differ without meaning
+
+    @property
+    def ratio(self) -> float:
+        """Speed now over speed then."""
+        return self.now / self.before
+
+
+def compare(old: Results, new: Results, least_noise: float) -> list[Change]:
+    """Every row of ours that is in both; noise is both confidence intervals, and the least."""
+    before = {r.key: r for r in old.rows}
+    found = []
+    for row in new.rows:
+        then = before.get(row.key)
+        if row.implementation != OURS or then is None or row.share is None or then.share is None:
+            continue
+        noise = max(least_noise, _relative(row) + _relative(then))
+        found.append(Change(row, then.share, row.share, noise))
+    return found
+
+
+def best_other(rows: Iterable[Row]) -> Row | None:
+    """The fastest that is not ours, of one workload."""
+    timed = [r for r in rows if r.implementation != OURS and r.us and not r.error]
+    return min(timed, key=lambda r: r.us or 0.0, default=None)
+
+
+def _relative(row: Row) -> float:
+    """Half the width of the confidence interval, relative to the median."""
+    if row.us is None or row.low is None or row.high is None:
+        return 0.0
+    return (row.high - row.low) / 2 / row.us
+
+
+def _row(data: dict[str, Any]) -> Row:
+    known = {f.name for f in fields(Row)}
+    values = {("direction" if k == "pass" else k): v for k, v in data.items()}
+    kept = {k: v for k, v in values.items() if k in known}
+    return Row(**{"variant": "", **kept, "shape": tuple(kept["shape"])})
+
+
+def _rounded(value: Any) -> Any:
+    """Five significant digits are more than any clock gives."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    return value

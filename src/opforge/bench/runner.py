@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs every workload that was asked for, with a progress bar, and keeps what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+
+from opforge.bench import clock as clocks
+from opforge.bench import machine, shapes, stats
+from opforge.bench.measure import Workload, measure
+from opforge.bench.results import Results
+from opforge.errors import OpforgeError
+from opforge.op import Op
+from opforge.progress import bar
+
+FORWARD, BACKWARD = "forward", "backward"
+# Seconds that the turns of one op may take; compiling and checking come on top.
+_SECONDS = 25.0
+_SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure; None stands for a device's defaults."""
+
+    device: str
+    shapes: Sequence[tuple[int, ...]] | None = None
+    dtypes: Sequence[str] = ()  # names; "all" is all that the op takes
+    backward: bool = False
+    peers: Sequence[str] | None = None
+    commit: str | None = None
+
+    def workloads(self, op: Op) -> Iterator[Workload]:
+        """Everything to be timed of one op."""
+        passes = (FORWARD, BACKWARD) if self.backward else (FORWARD,)
+        for dtype in self._dtypes(op):
+            for shape in self.shapes or shapes.DEFAULT[self.device]:
+                for variant in shapes.arguments(op, _nothing, shape):
+                    for direction in passes:
+                        yield Workload(op, direction, variant, dtype, shape)
+
+    def _dtypes(self, op: Op) -> Sequence[torch.dtype]:
+        if "all" in self.dtypes:
+            return op.dtypes
+        if not self.dtypes:
+            usual = torch.bfloat16 if self.device == "cuda" else torch.float32
+            return [usual if usual in op.dtypes else op.dtypes[0]]
+        return [dtype_of(op, name) for name in self.dtypes]
+
+
+def dtype_of(op: Op, name: str) -> torch.dtype:
+    """A dtype by its name, or the short one; one that the op lacks is an error."""
+    dtype = getattr(torch, _SHORT.get(name, name), None)
+    if dtype not in op.dtypes:
+        known = ", ".join(str(d).removeprefix("torch.") for d in op.dtypes)
+        raise OpforgeError(f"{op.name} does not take dtype {name!r}; it takes {known}")
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def choose_device(wish: str | None) -> str:
+    """``cuda`` where there is a GPU, else ``cpu``; a wish that cannot be met is an error."""
+    if wish is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if wish not in ("cpu", "cuda"):
+        raise OpforgeError(f"--on {wish}: ops are timed on cpu or cuda")
+    if wish == "cuda" and not torch.cuda.is_available():
+        raise OpforgeError("--on cuda: there is no CUDA GPU here that torch can use")
+    return wish
+
+
+def run(
+    ops: Sequence[Op],
+    options: Options,
+    after_each: Callable[[Results], None] = lambda results: None,
+    quiet: bool = False,
+) -> Results:
+    """Measure; ``after_each`` gets the rows of every workload as they come."""
+    todo = {op: list(options.workloads(op)) for op in ops}
+    clock = clocks.make_clock(options.device)
+    run_id = machine.run_id()
+    facts = machine.provenance(options.device, clock.method, options.commit)
+    results = Results([], {run_id: facts})
+    with bar("timing", Console(stderr=True), quiet) as progress:
+        task = progress.add_task("", total=sum(map(len, todo.values())))
+        for works in todo.values():
+            seconds = min(2.0, max(0.3, _SECONDS / max(len(works), 1)))
+            patience = stats.Patience(seconds=seconds)
+            for work in works:
+                size = "x".join(map(str, work.shape))
+                what = f"{work.op.name} {work.direction} {size}"
+
+                def say(name: str, what: str = what) -> None:
+                    progress.update(task, description=f"{what}: {name}")
+
+                rows = measure(work, clock, options.peers, patience, run_id, say)
+                new = Results(rows, {run_id: facts})
+                results.add(new)
+                after_each(new)
+                progress.advance(task)
+    return results
+
+
+def _nothing(*shape: int) -> torch.Tensor:
+    """A tensor that takes no memory: enough to ask a record which variants it has."""
+    return torch.empty(shape, device="meta")

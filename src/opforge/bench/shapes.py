@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shapes as users write them, the ones that stand in every table, and an op's arguments for one."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opforge.check import inputs
+from opforge.errors import OpforgeError
+from opforge.op import Make, Op
+
+Shape = tuple[int, ...]
+
+# Round and odd ones of 128 MB and more in bfloat16, as transformers have them.
+LARGE: list[Shape] = [
+    (32768, 1024),
+    (16384, 4096),
+    (8192, 8192),
+    (4096, 16384),
+    (2048, 65536),
+    (16384, 5120),
+    (8192, 11008),
+    (4096, 50257),
+]
+SMALL: list[Shape] = [(8, 64), (128, 1024), (512, 4096)]
+ODD: list[Shape] = [(1, 131072), (131072, 96), (4095, 4097)]
+NAMED = {"large": LARGE, "small": SMALL, "odd": ODD, "all": [*SMALL, *LARGE, *ODD]}
+DEFAULT = {
+    "cuda": [(512, 4096), (8192, 8192), (4096, 50257)],
+    "cpu": [(128, 1024), (1024, 4096), (1023, 4097)],
+}
+
+
+class ShapeError(OpforgeError, ValueError):
+    """A shape makes no sense, or not for this op."""
+
+
+def parse(text: str) -> list[Shape]:
+    """``8192x8192,4096x50257`` or names of sets: small, large, odd, all."""
+    found: list[Shape] = []
+    for part in text.split(","):
+        word = part.strip().lower()
+        if word in NAMED:
+            found += NAMED[word]
+        elif re.fullmatch(r"\d+([x×]\d+)*", word):
+            found.append(tuple(int(n) for n in re.split("[x×]", word)))
+        else:
+            raise ShapeError(
+                f"{part.strip()!r} is no shape; write it as 8192x8192, several with commas, "
+                f"or name a set: {', '.join(NAMED)}"
+            )
+    return list(dict.fromkeys(found))
+
+
+def sweep(device: str) -> list[Shape]:
+    """Cost as the work grows: more rows of one width, then wider rows, then odd widths."""
+    top = 14 if device == "cuda" else 11
+    rows = [(2**k, 4096) for k in range(4, top + 1)]
+    columns = [(4096 if device == "cuda" else 512, 2**k) for k in range(6, top + 1)]
+    odd = [(r, c + 1) for r, c in columns[2::2]]
+    return list(dict.fromkeys([*rows, *columns, *odd]))
+
+
+def arguments(
+    op: Op, make: Callable[..., torch.Tensor], shape: Shape
+) -> dict[str, tuple[Any, ...]]:
+    """An op's arguments at a shape, by the name of the variant; "" where there is just one."""
+    if op.sized is None:
+        return {"": _resized(op, make, shape)}
+    try:
+        inspect.signature(op.sized).bind(make, *shape)
+    except TypeError:
+        wanted = len(inspect.signature(op.sized).parameters) - 1
+        raise ShapeError(
+            f"{op.name} is benchmarked at shapes of {wanted} numbers; got {_text(shape)}"
+        ) from None
+    try:
+        found = op.sized(make, *shape)
+    except (IndexError, ValueError) as error:
+        raise ShapeError(f"{op.name} has no arguments of shape {_text(shape)}: {error}") from None
+    named = found if isinstance(found, dict) else {"": found}
+    for case in named.values():
+        if len(case) != len(op.forward.args):
+            raise ShapeError(
+                f"sized() of {op.name} gives {len(case)} values, its schema has "
+                f"{len(op.forward.args)} arguments"
+            )
+    return named
+
+
+def _resized(op: Op, make: Callable[..., torch.Tensor], shape: Shape) -> tuple[Any, ...]:
+    """A case of the record with other sizes: dims that were equal stay equal."""
+    for case in op.iter_cases(Make(op.dtypes[0])):
+        first = next(a for a in case if isinstance(a, torch.Tensor))
+        sizes = tuple(first.shape)
+        if len(sizes) != len(shape) or len(set(sizes)) != len(sizes) or min(sizes, default=0) < 2:
+            continue
+        new = dict(zip(sizes, shape, strict=True))
+        return tuple(_other(a, make, new) if isinstance(a, torch.Tensor) else a for a in case)
+    raise ShapeError(
+        f"no case of {op.name} can be resized to {_text(shape)}: none has a first tensor with "
+        f"{len(shape)} dims of different sizes; give the record sized=lambda make, *shape: (...)"
+    )
+
+
+def _other(tensor: torch.Tensor, make: Callable[..., torch.Tensor], new: dict[int, int]) -> Any:
+    shape = tuple(new.get(n, n) for n in tensor.shape)
+    if tensor.is_floating_point():
+        return make(*shape)
+    return inputs.resample(tensor, shape).to(make().device)
+
+
+def _text(shape: Shape) -> str:
+    return "x".join(map(str, shape))

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Results on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from opforge.bench.results import OURS, Change, Results, Row, best_other
+
+LEGEND = (
+    "% is of the ceiling: a copy of the same bytes (for ops that only read, the faster of copying "
+    "and reading; for matrix work the library's product), timed in the same run. ± is the 95% "
+    "confidence interval of the median. host: what a call costs the CPU that makes it."
+)
+
+_HEADS = ("shape", "", "µs", "±", "GB/s", "TFLOP/s", "%", "speed", "host µs", "extra MB")
+
+
+def on_console(results: Results, out: Console) -> None:
+    """A table per op, pass and dtype; ours first, and how it compares with the best other."""
+    groups: dict[tuple[str, str], list[dict[str, Row]]] = {}
+    for rows in results.workloads().values():
+        first = next(iter(rows.values()))
+        groups.setdefault((first.title, first.dtype), []).append(rows)
+    for (title, dtype), workloads in groups.items():
+        out.print(f"[bold]{escape(title)}[/], {dtype}", highlight=False)
+        out.print(_table(workloads), highlight=False)
+        for row in (r for rows in workloads for r in rows.values() if r.error):
+            text = f"  {row.size}, {row.implementation}: {row.error}"
+            out.print(text, highlight=False, markup=False, soft_wrap=True, style="red")
+        notes = dict.fromkeys(r.note for rows in workloads for r in rows.values() if r.note)
+        for note in notes:
+            out.print(f"  {note}", highlight=False, markup=False)
+        out.print()
+    if results.rows:
+        out.print(LEGEND, highlight=False, style="dim")
+
+
+def _table(workloads: Sequence[dict[str, Row]]) -> Table:
+    lines = [(rows, best_other(rows.values())) for rows in workloads]
+    cells = [_cells(row, best) for rows, best in lines for row in rows.values()]
+    if not any(r.ceiling == "product" for rows in workloads for r in rows.values()):
+        for line in cells:
+            line["TFLOP/s"] = ""
+    columns = [h for h in _HEADS if any(line[h] for line in cells)]
+    table = Table(box=None, pad_edge=False)
+    for head in columns:
+        left = head in ("shape", "", "speed")
+        table.add_column(head, justify="left" if left else "right", no_wrap=True)
+    for line in cells:
+        table.add_row(*[line[h] for h in columns], style="bold" if line[""] == OURS else None)
+    return table
+
+
+def _cells(row: Row, best: Row | None) -> dict[str, str]:
+    if row.us is None or row.error:
+        return {
+            **dict.fromkeys(_HEADS, ""),
+            "shape": row.size if row.implementation == OURS else "",
+            "": row.implementation,
+            "µs": "–",
+        }
+    width = 50 * ((row.high or 0) - (row.low or 0)) / row.us if row.us else 0.0
+    return {
+        "shape": row.size if row.implementation == OURS else "",
+        "": row.implementation,
+        "µs": f"{row.us:.2f}" if row.us < 1000 else f"{row.us:.0f}",
+        "±": f"{width:.1f}%",
+        "GB/s": _number(row.gb_per_s, ".0f"),
+        "TFLOP/s": _number(row.tflop_per_s, ".1f"),
+        "%": _number(None if row.share is None else 100 * row.share, ".0f"),
+        "speed": _speed(row, best),
+        "host µs": _number(row.host_us, ".1f"),
+        "extra MB": _number(None if row.extra_bytes is None else row.extra_bytes / 1e6, ".3g"),
+    }
+
+
+def _speed(row: Row, best: Row | None) -> str:
+    """Ours beside the fastest of the others."""
+    if row.implementation != OURS or best is None or not best.us or not row.us:
+        return ""
+    ratio = best.us / row.us
+    colour = "green" if ratio >= 0.98 else "yellow" if ratio >= 0.9 else "red"
+    return f"[{colour}]{ratio:.2f}×[/] {escape(best.implementation)}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def changes(found: Sequence[Change], out: Console, fail_below: float | None) -> bool:
+    """What got slower or faster than before; whether that is a fault."""
+    worse = [c for c in found if c.ratio < (fail_below or 1 - c.noise)]
+    better = [c for c in found if c.ratio > 1 + c.noise]
+    for word, some in (("slower", worse), ("faster", better)):
+        for c in sorted(some, key=lambda c: c.ratio):
+            row = c.row
+            text = (
+                f"{word}: {row.title}, {row.dtype}, {row.size}: {c.before:.2f} of the ceiling "
+                f"then, {c.now:.2f} now ({c.ratio:.2f}×, noise {c.noise:.1%})"
+            )
+            style = "red" if word == "slower" else "green"
+            out.print(text, highlight=False, markup=False, soft_wrap=True, style=style)
+    same = len(found) - len(worse) - len(better)
+    out.print(f"{len(worse)} slower, {len(better)} faster, {same} the same", highlight=False)
+    return bool(worse)
+
+
+def losses(results: Results, out: Console, fail_below: float) -> bool:
+    """Where ours is slower than the best other by more than is allowed."""
+    lost = False
+    for rows in results.workloads().values():
+        ours, best = rows.get(OURS), best_other(rows.values())
+        if ours is None or best is None or not ours.us or not best.us:
+            continue
+        if best.us / ours.us < fail_below:
+            lost = True
+            text = (
+                f"too slow: {ours.title}, {ours.dtype}, {ours.size}: "
+                f"{best.us / ours.us:.2f}× the speed of {best.implementation}, not {fail_below:g}×"
+            )
+            out.print(text, highlight=False, markup=False, soft_wrap=True, style="red")
+    return lost
