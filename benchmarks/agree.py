@@ -5,18 +5,23 @@
 
 Independent of opforge's own timing on purpose; only the op folders beside this file are shared.
 do_bench empties the L2 before every call and does not hide the host: an implementation whose calls
-take long to launch looks slower here.
+take long to launch looks slower here. "once" is a third way, to see where a difference comes from:
+like opforge the host is hidden and the L2 flushed by reading, like do_bench each call stands alone
+between two events.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._functorch.config
 from triton.testing import do_bench
 
 from opforge.discover import find
@@ -26,7 +31,6 @@ OPS = Path(__file__).parent / "ops"
 SHAPES = [(16384, 4096), (8192, 8192), (16384, 5120)]
 COPIES = [64, 128, 256, 512]  # MiB in each of the two tensors
 DTYPE = torch.bfloat16
-TENSORS_MOVED = {"forward": 2, "backward": 3}  # as large as x; what goes with a column is small
 ERROR = 2e-2  # of the norm: bfloat16 rounds some 2e-3, a wrong kernel is off by far more
 
 
@@ -38,10 +42,26 @@ def microseconds(call: Callable[[], Any]) -> float:
     return 1000 * do_bench(call, warmup=25, rep=100, return_mode="median")
 
 
+def once(call: Callable[[], Any]) -> float:
+    """Microseconds of a call on its own, behind a sleep that hides the host; the median of 20."""
+    flush = torch.ones(32 << 20, device="cuda")
+    times = []
+    for _ in range(20):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(4_000_000)
+        flush.sum()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(1000 * start.elapsed_time(end))
+    return statistics.median(times)
+
+
 def implementations(op: Op) -> Iterator[tuple[str, Callable[[], Callable[..., Any]]]]:
     """Names and how to get the function, which may fail."""
     yield "eager", lambda: op.reference
-    yield "compile", lambda: torch.compile(op.reference, dynamic=False)
+    yield "torch.compile", lambda: torch.compile(op.reference, dynamic=False)
     yield from op.peers.items()
 
 
@@ -77,7 +97,8 @@ def measure_op(op: Op, rows: list[dict[str, Any]]) -> None:
                 try:
                     call = prepare(get(), args)
                     check(call(), expected)
-                    record(rows, op.name, what, shape, name, microseconds(call))
+                    times = microseconds(call), once(call)
+                    record(rows, op.name, what, shape, name, *times)
                 except Exception as error:  # a peer may fail in any way; the others go on
                     reason = str(error).strip().splitlines() or [""]
                     title = f"{op.name} {what} {shape[0]}x{shape[1]} {name}"
@@ -89,19 +110,25 @@ def measure_copy(rows: list[dict[str, Any]]) -> None:
     for mib in COPIES:
         source = draw((mib << 20) // DTYPE.itemsize)
         target = torch.empty_like(source)
-        taken = microseconds(lambda source=source, target=target: target.copy_(source))
-        record(rows, "copy", "forward", tuple(source.shape), "copy", taken)
+        call = functools.partial(target.copy_, source)
+        times = microseconds(call), once(call)
+        record(rows, "copy", "forward", tuple(source.shape), "copy", *times)
 
 
 def record(
-    rows: list[dict[str, Any]], op: str, what: str, shape: tuple[int, ...], name: str, us: float
+    rows: list[dict[str, Any]],
+    op: str,
+    what: str,
+    shape: tuple[int, ...],
+    name: str,
+    us: float,
+    once_us: float,
 ) -> None:
     dtype = str(DTYPE).removeprefix("torch.")
-    keys = ("op", "pass", "dtype", "shape", "implementation", "us")
-    rows.append(dict(zip(keys, (op, what, dtype, list(shape), name, us), strict=True)))
-    moved = TENSORS_MOVED[what] * DTYPE.itemsize * torch.Size(shape).numel()
+    keys = ("op", "pass", "dtype", "shape", "implementation", "us", "once_us")
+    rows.append(dict(zip(keys, (op, what, dtype, list(shape), name, us, once_us), strict=True)))
     size = "x".join(map(str, shape))
-    print(f"{op:<9} {what:<8} {size:>11} {name:<8} {us:8.1f} us {moved / us / 1e6:5.2f} TB/s")
+    print(f"{op:<9} {what:<8} {size:>11} {name:<13} {us:8.1f} us, once {once_us:8.1f} us")
 
 
 def main() -> None:
@@ -109,6 +136,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     parser.add_argument("--ops", nargs="*", default=["rms_norm", "softmax"], help="op folders")
     options = parser.parse_args()
+    # Its donated buffers do not go with a graph that is kept.
+    torch._functorch.config.donated_buffer = False
     rows: list[dict[str, Any]] = []
     measure_copy(rows)
     for name in options.ops:

@@ -18,6 +18,7 @@ _LAZY = {
     "Op": "opforge.op",
     "load": "opforge.discover",
     "launch_config": "opforge.launch",
+    "nvtx": "opforge.profile.nvtx",
 }
 _MODULES = ("nn", "sim", "testing")
 

@@ -19,6 +19,8 @@ from rich.table import Table
 from opforge.bench.cli import Ops, bench
 from opforge.errors import OpforgeError, RecordError
 from opforge.op import Op
+from opforge.profile.cli import profile
+from opforge.report.cli import report as report_page
 
 if TYPE_CHECKING:
     from opforge.build.plan import Plan
@@ -35,6 +37,8 @@ app.add_typer(cache_app, name="cache")
 out = Console()
 
 app.command()(bench)
+app.command()(profile)
+app.command("report")(report_page)
 
 
 def _records(names: list[str] | None) -> list[Op]:

@@ -35,14 +35,16 @@ def ceilings(
     if not cost.bytes:
         return {}
     device = next(a for a in case if isinstance(a, torch.Tensor)).device
-    half = -(-cost.bytes // 512) * 256
-    rows = -(-cost.bytes // _ROW)
-    size = max(2 * half, rows * _ROW)
-    buffers = [torch.ones(size // 4, device=device) for _ in range(count)]
-    found = {COPY: Ceiling([_copy(b[: half // 4], b[half // 4 : half // 2]) for b in buffers])}
+    # Copies of odd sizes are up to 7% slower on an H200: the limit is that of a round one.
+    step = 4096 if cost.bytes >= 1 << 20 else 128
+    half = max(round(cost.bytes / 2 / step), 1) * step
+    sources, targets = (
+        [torch.ones(half // 4, device=device) for _ in range(count)] for _ in range(2)
+    )
+    found = {COPY: Ceiling([_copy(a, b) for a, b in zip(sources, targets, strict=True)])}
     if cost.written < _MOSTLY * cost.bytes:
-        read = _reader()
-        views = [b[: rows * _ROW // 4].view(rows, _ROW // 4) for b in buffers]
+        read, rows = _reader(), -(-cost.bytes // _ROW)
+        views = [torch.ones(rows, _ROW // 4, device=device) for _ in range(count)]
         try:
             read(views[0])
             found[READ] = Ceiling([_apply(read, v) for v in views])

@@ -36,7 +36,7 @@ _NAMES = (
     "torch.cuda._sleep",
 )
 _SLEEP, _MOST_SLEEP = 2e-3, 1.0  # seconds
-_LEFTOVER = 30e-6  # seconds the device may take to notice that it is idle
+_LEFTOVER = 200e-6  # seconds it may take to hear from the device that it is idle
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class CpuClock:
             if keep:
                 outputs.append(output)
         elapsed = _now() - before
+        _copy_last(outputs)
         agrees = _agree(elapsed * 1e-9, (_other_now(time.CLOCK_MONOTONIC_RAW) - other) * 1e-9)
         if not agrees:
             raise ClockError("two clocks disagree on how long its calls took")
@@ -158,7 +159,7 @@ class CudaClock:
         written to the same place, a small one would never leave the cache.
         """
         while True:
-            turn, queued = self._try(change, prepare, calls, self._sleep)
+            turn, queued = self._try(change, prepare, calls, keep)
             # The sleep must outlast the queueing, or the device would wait for the host.
             if queued < 0.8 * self._sleep:
                 return turn
@@ -167,12 +168,12 @@ class CudaClock:
             self._sleep = min(max(2 * queued, 2 * self._sleep), _MOST_SLEEP)
 
     def _try(
-        self, change: Call, prepare: Call, calls: Sequence[Call], seconds: float
+        self, change: Call, prepare: Call, calls: Sequence[Call], keep: bool
     ) -> tuple[Turn, float]:
         start, end = _Event(enable_timing=True), _Event(enable_timing=True)
         torch.cuda.synchronize()
         began = _now()
-        torch.cuda._sleep(int(seconds * self._cycles_per_second))
+        torch.cuda._sleep(int(self._sleep * self._cycles_per_second))
         change()
         prepare()
         self._flusher.sum()  # read, so that no line of the cache is left to be written back
@@ -181,6 +182,8 @@ class CudaClock:
         outputs = [call() for call in calls]
         queued = _now()
         end.record()
+        if keep:
+            _copy_last(outputs)
         end.synchronize()
         done = _now()
         torch.cuda.synchronize()
@@ -239,6 +242,12 @@ Clock = CpuClock | CudaClock
 def make_clock(device: str) -> Clock:
     """The clock of a device."""
     return CudaClock() if device == "cuda" else CpuClock()
+
+
+def _copy_last(outputs: list[Any]) -> None:
+    """Keep the last outputs as they are right now: work may go on in a thread or another stream."""
+    if outputs:
+        outputs[-1] = [None if t is None else t.clone() for t in outputs[-1]]
 
 
 def _agree(one: float, other: float) -> bool:

@@ -11,6 +11,7 @@ import torch
 from opforge.bench.clock import Clock
 from opforge.bench.inputs import InputSet
 from opforge.bench.results import OURS
+from opforge.build.plan import has_sources
 from opforge.check import cases
 from opforge.errors import OpforgeError
 from opforge.op import Op, as_tuple, sum_of_bytes
@@ -19,10 +20,13 @@ EAGER, COMPILED = "eager", "torch.compile"
 Function = Callable[..., Any]
 
 
-def functions(op: Op, wanted: Sequence[str] | None) -> dict[str, Function | Exception | None]:
+def functions(
+    op: Op, wanted: Sequence[str] | None, device: str
+) -> dict[str, Function | Exception | None]:
     """Every contender by name: a function, why there is none, or None if it is not installed.
 
-    ``wanted`` names those to be timed beside the op itself; None means all.
+    ``wanted`` names those to be timed beside the op itself; None means all. An op without a CUDA
+    kernel is no contender on a GPU: its peers show what there is to reach.
     """
     assert op.reference is not None
     known = [EAGER, COMPILED, *op.peers]
@@ -30,7 +34,9 @@ def functions(op: Op, wanted: Sequence[str] | None) -> dict[str, Function | Exce
         if name not in known:
             raise OpforgeError(f"{op.name} has no peer {name!r}; it has {', '.join(known)}")
     chosen = [n for n in known if wanted is None or n in wanted]
-    found: dict[str, Function | Exception | None] = {OURS: op}
+    found: dict[str, Function | Exception | None] = {}
+    if device == "cpu" or has_sources(op, "cuda"):
+        found[OURS] = op
     for name in chosen:
         if name == EAGER:
             found[name] = op.reference

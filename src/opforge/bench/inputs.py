@@ -45,8 +45,7 @@ class Guarded:
         self._offset, self._scale = 0, 1.0
         self.tensor = self._flat.as_strided(like.shape, like.stride())
         self.tensor.copy_(like)
-        self._original = None if pool is not None else like
-        self._buffer_size = size
+        self._original, self._size = like, size
 
     def change(self, draw: random.Random) -> None:
         """Other values, without a trace in the tensor's version counter."""
@@ -59,16 +58,16 @@ class Guarded:
         return self._pool[self._offset : self._offset + self._flat.numel()]
 
     def damage(self) -> str:
-        """What was done to the tensor or around it; "" if nothing was."""
-        for side in (self._buffer[:_GUARD], self._buffer[_GUARD + self._buffer_size :]):
+        """What was done to the tensor or around it; "" if nothing was. Repairs the canaries."""
+        for side in (self._buffer[:_GUARD], self._buffer[_GUARD + self._size :]):
             if bool((side != _CANARY).any()):
+                side.fill_(_CANARY)  # the next one is not to blame
                 return "writes outside of its tensors: a canary beside an input is gone"
-        right = self._original if self._pool is None else self._given() * self._scale
-        if right is not None:
-            now = self.tensor if self._pool is None else self._flat
-            if not torch.equal(now.nan_to_num(), right.nan_to_num()):
-                return "changes its inputs"
-        return ""
+        if self._pool is None:
+            same = torch.equal(self.tensor, self._original)
+        else:
+            same = torch.equal(self._flat.nan_to_num(), (self._given() * self._scale).nan_to_num())
+        return "" if same else "changes its inputs"
 
 
 class InputSet:
@@ -89,9 +88,10 @@ class InputSet:
             if g is not None:
                 g.change(draw)
 
-    def damage(self) -> str:
-        """The first damage found."""
-        return next((d for g in self._guarded if g is not None and (d := g.damage())), "")
+    def damages(self) -> list[str]:
+        """What was done to the tensors; all are looked at, and repaired."""
+        found = [g.damage() for g in self._guarded if g is not None]
+        return [d for d in found if d]
 
 
 def make_sets(case: tuple[Any, ...], count: int) -> list[InputSet]:
