@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command ``opforge profile``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def profile(
+    op: Annotated[str, typer.Argument(metavar="OP", help="a built-in name or an op folder")],
+    shape: Annotated[str, typer.Option(help="the shape of the inputs")] = "8192x8192",
+    dtype: Annotated[
+        str | None, typer.Option(help="their dtype (default: bfloat16, if the op takes it)")
+    ] = None,
+    backward: Annotated[bool, typer.Option("--backward", help="the backward as well")] = False,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="a timeline instead: its trace, or the nsys command"),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="write everything there")
+    ] = None,
+) -> None:
+    """Profile an op on a GPU and say in words what to try next.
+
+    Uses Nsight Compute. Without a GPU or without it: what the compiled code and the simulator tell.
+    """
+    import json
+
+    from rich.console import Console
+
+    from opforge.profile import report, request, show
+    from opforge.profile import timeline as timelines
+
+    if timeline is not None and json_file is not None:
+        raise typer.BadParameter("choose one of --timeline and --json")
+    wanted = request.resolve(op, shape, dtype, backward)
+    out = Console()
+    if timeline is not None:
+        text = timelines.timeline(wanted, timeline)
+        out.print(text, highlight=False, markup=False, soft_wrap=True)
+        return
+    found = report.make(wanted)
+    show.on_console(found, out)
+    if json_file is not None:
+        json_file.write_text(json.dumps(found.as_json(), indent=1) + "\n")

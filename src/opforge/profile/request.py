@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is to be profiled: an op at a shape in a dtype; and the calls that this amounts to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opforge import discover
+from opforge.arguments import check_arguments
+from opforge.bench import shapes
+from opforge.bench.inputs import DeviceMake
+from opforge.build.load import find_prebuilt
+from opforge.build.plan import has_sources
+from opforge.check.cases import as_leaves, differentiable
+from opforge.check.situation import where
+from opforge.errors import OpforgeError, ProfileError
+from opforge.op import Op, as_tuple
+
+_WARM_UP = 3  # calls; the first loads the kernel, all of them fill torch's memory pool
+
+
+@dataclass(frozen=True)
+class Request:
+    """One op, one shape, one dtype; forward alone or backward as well."""
+
+    op: Op
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    backward: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        """The request as arguments of a child process."""
+        shape = "x".join(map(str, self.shape))
+        words = [where(self.op), shape, str(self.dtype).removeprefix("torch.")]
+        return [*words, "--backward"] if self.backward else words
+
+    @property
+    def title(self) -> str:
+        """The request as a heading."""
+        return f"{self.op.name} {self.words[1]} {self.words[2]}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A call that is profiled: a variant of the op's arguments, forward or backward."""
+
+    what: str
+    model_bytes: int  # what it must move, by the record
+    call: Callable[[], Any]
+
+
+def resolve(name: str, shape: str, dtype: str | None, backward: bool) -> Request:
+    """The request of a command line; raises for one that makes no sense."""
+    op = discover.find(name)
+    found = shapes.parse(shape)
+    if len(found) != 1:
+        raise ProfileError(f"--shape {shape} is {len(found)} shapes; profile one at a time")
+    request = Request(op, found[0], _dtype(op, dtype), backward)
+    _try_on_meta(request)
+    return request
+
+
+def check_has_kernels(op: Op) -> None:
+    """Raise for an op without CUDA code: there is nothing to profile or to disassemble."""
+    if not has_sources(op, "cuda") and find_prebuilt(op, "cuda") is None:
+        raise ProfileError(
+            f"{op.name} has no CUDA code (*.cu) in {op.folder}, so there are no kernels to "
+            "profile; --timeline FILE shows what PyTorch does for it"
+        )
+
+
+def runs(request: Request, device: str) -> list[Run]:
+    """The calls of a request on a device, warmed up: every variant, forward, then backward."""
+    op = request.op
+    found = []
+    for variant, case in shapes.arguments(
+        op, DeviceMake(request.dtype, device), request.shape
+    ).items():
+        suffix = f" ({variant})" if variant else ""
+        found.append(Run(f"forward{suffix}", op.cost(*case).bytes, _forward(op, case)))
+        if request.backward:
+            model = op.backward_cost(*case).bytes
+            found.append(Run(f"backward{suffix}", model, _backward(op, case)))
+    for run in found:
+        for _ in range(_WARM_UP):
+            run.call()
+    return found
+
+
+def _forward(op: Op, case: tuple[Any, ...]) -> Callable[[], Any]:
+    def call() -> Any:
+        with torch.no_grad():
+            return op(*case)
+
+    return call
+
+
+def _backward(op: Op, case: tuple[Any, ...]) -> Callable[[], Any]:
+    """Only the backward: its graph is made here and kept."""
+    leaves = as_leaves(case)
+    outputs = [o for o in as_tuple(op(*leaves)) if o.requires_grad]
+    if not outputs:
+        raise ProfileError(f"{op.name} has no gradient to profile; leave --backward out")
+    grads = [torch.randn_like(o) for o in outputs]
+    wanted = differentiable(leaves)
+    return lambda: torch.autograd.grad(outputs, wanted, grads, retain_graph=True, allow_unused=True)
+
+
+def _dtype(op: Op, name: str | None) -> torch.dtype:
+    known = ", ".join(str(d).removeprefix("torch.") for d in op.dtypes)
+    if name is None:  # what models are trained in
+        return torch.bfloat16 if torch.bfloat16 in op.dtypes else op.dtypes[0]
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ProfileError(f"{name!r} is no dtype; {op.name} takes {known}")
+    if dtype not in op.dtypes:
+        raise ProfileError(f"{op.name} does not take {name}; it takes {known}")
+    return dtype
+
+
+def _try_on_meta(request: Request) -> None:
+    """Refuse a shape that the op does not take, before a profiler is started."""
+    op, text = request.op, request.words[1]
+    try:
+        make = DeviceMake(request.dtype, "meta")
+        for case in shapes.arguments(op, make, request.shape).values():
+            check_arguments(op, case)
+            op.cost(*case)
+    except OpforgeError:
+        raise
+    except NotImplementedError:
+        pass  # the record looks at values, which there are none of here: the real call will tell
+    except (TypeError, ValueError, IndexError, RuntimeError) as error:
+        raise ProfileError(f"{op.name} does not take the shape {text}: {error}") from None

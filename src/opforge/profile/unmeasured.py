@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can be known of an op without a GPU: the compiled code, and the simulator's counts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from opforge import sim
+from opforge.bench import shapes
+from opforge.bench.inputs import DeviceMake
+from opforge.check.cases import as_leaves
+from opforge.errors import (
+    KernelUnavailable,
+    NotSimulated,
+    RecordError,
+    SimulationError,
+    ToolchainError,
+)
+from opforge.profile import compiled, sass
+from opforge.profile.facts import Access, Call, Kernel
+from opforge.profile.request import Request
+from opforge.sim import runtime, stats
+
+_MOST = 1 << 20  # elements to simulate
+LEGEND = (
+    "Simulated: bytes are distinct 32-byte sectors of each launch, sectors are counted per request "
+    "of a warp. A model of traffic, not of time."
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The kernels as compiled, the calls as simulated, and what could not be told."""
+
+    kernels: list[Kernel]
+    calls: list[Call]
+    notes: list[str]
+    arch: str = ""
+    source: str = ""
+
+
+def look(request: Request) -> Known:
+    """Both halves; one that is not to be had is a note that says why. Faulty code is an error."""
+    op, notes = request.op, []
+    kernels, arch, source = [], "", ""
+    try:
+        code = compiled.inspect(op)
+        kernels, arch, source = sass.merge(code.of(request.dtype)), code.arch, code.source
+        notes += [code.missing] if code.missing else []
+    except (ToolchainError, KernelUnavailable) as error:
+        notes.append(f"the compiled code is not known: {error}")
+    calls = []
+    try:
+        calls = simulate(request, kernels)
+    except SimulationError as fault:
+        notes.append(f"the simulator found a fault (see `opforge sim --race`): {fault}")
+    except (
+        ToolchainError,
+        KernelUnavailable,
+        NotSimulated,
+        RecordError,
+        shapes.ShapeError,
+    ) as error:
+        notes.append(f"the memory traffic is not known: {error}")
+    # Without a simulated call the compiled kernels are judged by themselves, the widest loads
+    # first: a slow path for odd tensors beside a fast one is no fault.
+    widest = sorted(kernels, key=lambda k: -(k.load_width or 0))
+    return Known(kernels, calls or [Call("as compiled", None, widest)], notes, arch, source)
+
+
+def simulate(request: Request, kernels: list[Kernel]) -> list[Call]:
+    """The calls of the request, forward and backward, each kernel with what its code is known for.
+
+    The first dims are cut so that it takes a second: counts per request do not depend on them.
+    """
+    op = request.op
+    runtime.build([op], sim.TARGETS["race"])
+    code = {k.name: k for k in kernels}
+    made = shapes.arguments(op, DeviceMake(request.dtype, "cpu"), cut(request.shape))
+    return [
+        Call(
+            f"{call.function}{call.shapes}{f' ({variant})' if variant else ''}",
+            call.model_bytes,
+            [_kernel(t, code.get(t.kernel, Kernel(t.kernel))) for t in call.launches],
+            stats.verdict(call),
+        )
+        for variant, case in made.items()
+        for call in stats.measure_case(op, as_leaves(case))
+    ]
+
+
+def cut(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape with fewer elements, its last dims as they were for as long as possible."""
+    sizes = list(shape)
+    for i in range(len(sizes)):
+        while math.prod(sizes) > _MOST and sizes[i] > 1:
+            sizes[i] //= 2
+    return tuple(sizes)
+
+
+def _kernel(t: runtime.Traffic, code: Kernel) -> Kernel:
+    return replace(
+        code,
+        grid=str(t.blocks),
+        block=str(t.threads),
+        read=float(t.distinct_read),
+        written=float(t.distinct_written),
+        loads=_access(t.read_requests, t.read_sectors, t.read_fewest),
+        stores=_access(t.write_requests, t.write_sectors, t.write_fewest),
+        bank_conflicts=1 - t.shared_fewest / t.shared_passes if t.shared_passes else None,
+    )
+
+
+def _access(requests: int, sectors: int, fewest: int) -> Access | None:
+    return Access(sectors / requests, fewest / requests) if requests else None

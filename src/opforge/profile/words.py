@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers as people read them."""
+
+from __future__ import annotations
+
+
+def size(count: float) -> str:
+    """Bytes: ``134 MB``."""
+    return f"{_scaled(count, 1000, ('', 'K', 'M', 'G', 'T'))}B"
+
+
+def seconds(value: float) -> str:
+    """A duration: ``65.2 µs``."""
+    return f"{_scaled(value * 1e9, 1000, ('n', 'µ', 'm', ''))}s"
+
+
+def percent(share: float) -> str:
+    """A share of 1: ``87%``."""
+    return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}"
+
+
+def _scaled(value: float, step: float, units: tuple[str, ...]) -> str:
+    for unit in units[:-1]:
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= step
+    return f"{value:.3g} {units[-1]}"
