@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``opforge report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="RESULTS",
+            help="files or folders of `opforge bench --json` and `opforge check --json`; "
+            "benchmarks/results if none",
+        ),
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="the page to write")
+    ] = Path("report.html"),
+    title: Annotated[str, typer.Option(help="what the page is called")] = "opforge report",
+) -> None:
+    """Make one page of HTML from results: plots, tables, losses and failures included."""
+    from opforge.report.load import load
+    from opforge.report.markup import count
+    from opforge.report.page import page
+
+    results, reports = load(files or [])
+    text = page(results, reports, title)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text, encoding="utf-8")
+    contents = f"{count(len(results.rows), 'measurement')}, {count(len(reports), 'check')}"
+    typer.echo(f"wrote {output}: {contents}, {len(text.encode()) / 1e3:.0f} KB")
