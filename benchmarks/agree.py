@@ -24,6 +24,7 @@ import torch
 import torch._functorch.config
 from triton.testing import do_bench
 
+from opforge.bench.machine import provenance
 from opforge.discover import find
 from opforge.op import Op
 
@@ -135,6 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     parser.add_argument("--ops", nargs="*", default=["rms_norm", "softmax"], help="op folders")
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
     options = parser.parse_args()
     # Its donated buffers do not go with a graph that is kept.
     torch._functorch.config.donated_buffer = False
@@ -142,7 +144,9 @@ def main() -> None:
     measure_copy(rows)
     for name in options.ops:
         measure_op(find(str(OPS / name)), rows)
-    options.out.write_text(json.dumps(rows, indent=1) + "\n")
+    run = provenance("cuda", "triton.testing.do_bench, median; once: see agree.py", options.commit)
+    lines = ",\n".join(f" {json.dumps(row)}" for row in rows)
+    options.out.write_text(f'{{"run": {json.dumps(run)},\n"rows": [\n{lines}\n]}}\n')
 
 
 if __name__ == "__main__":

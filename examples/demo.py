@@ -1,29 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tour: build the kernels, check every op against its reference, time it against eager PyTorch.
+"""The tour: build the kernels, check every op, time it beside the limit, and write a report of it.
 
 Run it with `make demo`. It needs a C++ compiler; nvcc and a GPU are used where they are found.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
+from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 from opforge import discover
+from opforge.bench import runner as bench
+from opforge.bench import show as times
+from opforge.bench.results import Results
 from opforge.build import arch, compile, toolchain
 from opforge.build.plan import plan
-from opforge.check import runner, show
+from opforge.check import runner as check
+from opforge.check import show as scores
+from opforge.check.results import Report
 from opforge.errors import ToolchainError
-from opforge.op import Make, Op
+from opforge.op import Op
+from opforge.report.page import page
 
 console = Console()
-DTYPES = (torch.float32, torch.bfloat16)
-SHAPE = (2048, 4096)
+REPORT = Path("report.html")
 
 
 def build(ops: list[Op]) -> bool:
@@ -42,46 +45,23 @@ def build(ops: list[Op]) -> bool:
     return True
 
 
-def check(ops: list[Op], device: str) -> None:
+def prove(ops: list[Op], device: str) -> Report:
     """The record's cases, forward and backward: two of the fifty rows of `opforge check`."""
     console.rule("2. check: against float64 truth, PyTorch's own error beside it")
-    options = runner.Options((device,), only=("own-cases", "gradients"))
-    show.on_console(runner.check(ops, options), console)
+    options = check.Options((device,), only=("own-cases", "gradients"))
+    report = check.check(ops, options)
+    scores.on_console(report, console)
+    return report
 
 
-def speed(ops: list[Op], device: str) -> None:
-    """Forward and backward on tensors beyond the caches, the two taking turns."""
-    console.rule(f"3. speed: {SHAPE[0]} x {SHAPE[1]} on the {device}, forward + backward, ms")
-    table = Table("op", "dtype", "eager PyTorch", "opforge", "faster by", box=None)
-    make = {
-        "vector_add": lambda m: (m(*SHAPE), m(*SHAPE)),
-        "relu": lambda m: (m(*SHAPE),),
-        "scale_bias_relu": lambda m: (m(*SHAPE), m(SHAPE[1]), 0.5),
-        "reduce_sum": lambda m: (m(*SHAPE), [0], False),
-    }
-    jobs = [(op, dtype) for op in ops if op.name in make for dtype in DTYPES]
-    for op, dtype in track(jobs, "timing", console=console, transient=True):
-        case = make[op.name](Make(dtype, device, requires_grad=True))
-        times: dict[str, list[float]] = {"eager": [], "opforge": []}
-        for _ in range(8):
-            for name, function in (("eager", op.reference), ("opforge", op)):
-                times[name].append(one_pass(function, case, device))
-        eager, ours = (statistics.median(times[name][2:]) for name in ("eager", "opforge"))
-        row = [f"{eager * 1e3:.2f}", f"{ours * 1e3:.2f}", f"{eager / ours:.2f}x"]
-        table.add_row(op.name, str(dtype).removeprefix("torch."), *row)
-    console.print(table)
-
-
-def one_pass(function, case, device: str) -> float:
-    for value in case:
-        if isinstance(value, torch.Tensor):
-            value.grad = None
-    started = time.perf_counter()
-    output = function(*case)
-    output.backward(torch.ones_like(output))
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
+def time_them(ops: list[Op], device: str) -> Results:
+    """Forward and backward beside eager PyTorch and a copy of the same bytes."""
+    shape = (8192, 8192) if device == "cuda" else (1024, 4096)
+    console.rule(f"3. bench: {shape[0]} x {shape[1]} on the {device}")
+    options = bench.Options(device, [shape], backward=True, peers=["eager"])
+    results = bench.run(ops, options)
+    times.on_console(results, console)
+    return results
 
 
 def main() -> None:
@@ -89,8 +69,11 @@ def main() -> None:
     ops = [discover.find(name) for name in discover.builtin_names()]
     has_cuda_kernels = build(ops)
     device = "cuda" if torch.cuda.is_available() and has_cuda_kernels else "cpu"
-    check(ops, device)
-    speed(ops, device)
+    report = prove(ops, device)
+    results = time_them(ops, device)
+    console.rule("4. report")
+    REPORT.write_text(page(results, [report], "opforge demo"), encoding="utf-8")
+    console.print(f"written to {REPORT.resolve()}: open it in a browser", highlight=False)
     console.rule("done")
     if device == "cpu":
         console.print(

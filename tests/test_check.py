@@ -220,6 +220,12 @@ def test_a_row_that_tried_nothing_has_not_passed(tmp_path):
         assert found[name].text == "no situation of this row fits the op's cases"
 
 
+def test_opcheck_is_run_though_it_goes_past_the_ops_own_call():
+    report = runner.check([discover.find("relu")], runner.Options(("cpu",), only=("opcheck",)))
+    (found,) = report.ops[0].results
+    assert (found.outcome, "calls of opcheck" in found.text) == (results.PASSED, True)
+
+
 def test_a_check_that_could_run_nothing_is_no_success():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")

@@ -63,6 +63,7 @@ def bench(
         shapes,
         show,
     )
+    from opforge.bench.measure import OUT_OF_MEMORY
     from opforge.discover import builtin_names, find
     from opforge.errors import OpforgeError
 
@@ -72,9 +73,10 @@ def bench(
         raise typer.BadParameter("choose one of --sweep and --shapes")
     chosen = shapes.sweep(device) if sweep else shapes.parse(shape_text) if shape_text else None
     before = results.read(against) if against else None
-    if json_file is not None and json_file.is_file():
-        results.read(json_file)  # a damaged file: say so beforehand
     records = list(dict.fromkeys(find(name) for name in ops or builtin_names()))
+    for op in records:
+        if json_file is not None and (file := results.file_for(op.name, json_file)).exists():
+            results.read(file)  # a damaged file: say so beforehand
     kept = results.Results()
 
     def keep(new: results.Results) -> None:
@@ -85,9 +87,9 @@ def bench(
     options = runner.Options(
         device,
         chosen,
-        [part.strip() for part in dtype.split(",")] if dtype else [],
+        _parts(dtype) if dtype else [],
         backward,
-        None if peers == "all" else [] if peers == "none" else peers.split(","),
+        None if peers == "all" else [] if peers == "none" else _parts(peers),
         commit,
     )
     runner.run(records, options, keep)
@@ -107,4 +109,10 @@ def bench(
         failed |= show.changes(found, out, fail_below)
     elif fail_below is not None:
         failed |= show.losses(kept, out, fail_below)
+    if not failed and any(r.error and r.error != OUT_OF_MEMORY for r in ours):
+        raise OpforgeError("an op could not be timed: see the errors above")
     raise typer.Exit(1 if failed else 0)
+
+
+def _parts(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]

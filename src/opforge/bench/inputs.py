@@ -44,13 +44,19 @@ class Guarded:
         self._pool = pool
         self._offset, self._scale = 0, 1.0
         self.tensor = self._flat.as_strided(like.shape, like.stride())
-        self.tensor.copy_(like)
-        self._original, self._size = like, size
+        self._original, self._size = _memory(like), size
+        self._restore()
 
     def change(self, draw: random.Random) -> None:
         """Other values, without a trace in the tensor's version counter."""
         if self._pool is not None:
             self._offset, self._scale = draw.randrange(_REACH), draw.uniform(0.5, 1.0)
+            self._restore()
+
+    def _restore(self) -> None:
+        if self._pool is None:
+            self._flat.data.copy_(self._original)
+        else:
             torch.mul(self._given(), self._scale, out=self._flat.data)
 
     def _given(self) -> torch.Tensor:
@@ -58,16 +64,23 @@ class Guarded:
         return self._pool[self._offset : self._offset + self._flat.numel()]
 
     def damage(self) -> str:
-        """What was done to the tensor or around it; "" if nothing was. Repairs the canaries."""
-        for side in (self._buffer[:_GUARD], self._buffer[_GUARD + self._size :]):
-            if bool((side != _CANARY).any()):
-                side.fill_(_CANARY)  # the next one is not to blame
-                return "writes outside of its tensors: a canary beside an input is gone"
+        """What was done to the tensor or around it; "" if nothing was.
+
+        It is repaired: the next one is not to blame, and the truth is about the right inputs.
+        """
+        found = ""
         if self._pool is None:
-            same = torch.equal(self.tensor, self._original)
+            same = torch.equal(self._flat, self._original)
         else:
             same = torch.equal(self._flat.nan_to_num(), (self._given() * self._scale).nan_to_num())
-        return "" if same else "changes its inputs"
+        if not same:
+            self._restore()
+            found = "changes its inputs"
+        for side in (self._buffer[:_GUARD], self._buffer[_GUARD + self._size :]):
+            if bool((side != _CANARY).any()):
+                side.fill_(_CANARY)
+                found = "writes outside of its tensors: a canary beside an input is gone"
+        return found
 
 
 class InputSet:
@@ -105,8 +118,13 @@ def _pool(value: Any) -> torch.Tensor | None:
     if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
         return None
     span = _span(value)
-    flat = value.contiguous().reshape(-1)
+    flat = _memory(value)
     return flat.repeat(-(-(span + _REACH) // flat.numel()))[: span + _REACH]
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """All that lies from a tensor's first element to its last, be they apart or expanded."""
+    return tensor.as_strided((_span(tensor),), (1,))
 
 
 def _span(tensor: torch.Tensor) -> int:

@@ -8,6 +8,7 @@ set, are compared with the truth, and the inputs with what they should be.
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -70,12 +71,17 @@ def measure(
     """Rows for everybody; whoever fails, cheats or runs out of memory has an error in its row."""
     try:
         return _Measurement(work, clock, wanted, patience, run, say).rows()
-    except torch.OutOfMemoryError:
-        names = functions(work.op, wanted, clock.device)
-        return [work.row(name, run, error=_OUT_OF_MEMORY) for name in names]
+    except RuntimeError as error:
+        if not _is_out_of_memory(error):
+            raise
+        found = functions(work.op, wanted, clock.device)
+        names = [name for name, function in found.items() if function is not None]
+        return [work.row(name, run, error=OUT_OF_MEMORY) for name in names]
+    finally:
+        gc.collect()  # calls and what they call hold each other, and gigabytes of tensors
 
 
-_OUT_OF_MEMORY = "out of memory"
+OUT_OF_MEMORY = "out of memory"
 _CAUGHT = (
     "cheats: right when it was checked, wrong when it was timed and its inputs had just changed"
 )
@@ -143,6 +149,8 @@ class _Measurement:
             for row in rows:
                 row.note = "its gradients are views: no byte moves, and nothing is timed"
             return rows
+        if all(c.row.error for c in contenders):
+            return rows
         limits = self._take_turns(contenders)
         self._doubt(contenders)
         for contender in contenders:
@@ -172,16 +180,16 @@ class _Measurement:
                 c.outputs = [c.calls.calls[0]()]
 
             self._guarded(c.row, first_calls)
+            damage = self._damage()
+            c.row.error = c.row.error or damage
         self._judge(contenders, "wrong")
 
     def _guarded(self, row: Row, action: Callable[[], None]) -> None:
         """What goes wrong in an action is said in its row."""
         try:
             action()
-        except torch.OutOfMemoryError:
-            row.error = _OUT_OF_MEMORY
         except Exception as error:  # of an op or a peer: anything may come
-            row.error = _first_line(error)
+            row.error = OUT_OF_MEMORY if _is_out_of_memory(error) else _first_line(error)
         if row.error and self._clock.device == "cuda":
             torch.cuda.empty_cache()
 
@@ -267,20 +275,24 @@ class _Measurement:
             self._change(self._draw)  # who reads too early, reads this
             self._change(random.Random(same))
 
+        self._damage()  # repaired: who did it in the turns before does it again
         for c in contenders:
             if c.row.error:
                 continue
             self._one_turn(c, change, keep=True)
-            c.row.error = c.row.error or self._tampering(c)
+            damage = self._damage()
+            c.row.error = c.row.error or damage or self._tampering(c)
         self._judge(contenders, _CAUGHT)
+
+    def _damage(self) -> str:
+        """What the last one did to the inputs; they are as they were again."""
+        damages = [d for s in (*self._sets, *self._gradients) for d in s.damages()]
+        return f"cheats: it {damages[0]}" if damages else ""
 
     def _tampering(self, c: Contender) -> str:
         """Why the time of a contender is not to be believed; "" if it is."""
         if name := clocks.replaced():
             return f"cheats: {name}, a clock, has been replaced"
-        damages = [d for s in (*self._sets, *self._gradients) for d in s.damages()]
-        if damages:
-            return f"cheats: it {damages[0]}"
         if c.late > len(c.times) / 2:
             return "cheats: its work goes on after its stream is done, on another stream or thread"
         if self._clock.disagrees(c.calls.prepare, c.calls.calls):
@@ -312,6 +324,11 @@ class _Measurement:
                 f"without takes {floor:.2f} µs"
             )
         return ""
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    """The CPU's allocator has no exception of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _first_line(error: BaseException) -> str:

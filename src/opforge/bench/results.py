@@ -182,16 +182,19 @@ def read(path: Path) -> Results:
 
 def store(results: Results, path: Path) -> list[Path]:
     """Merge into a file, or into ``<op>.json`` each in a folder; the files that were written."""
-    if path.is_dir() or path.suffix != ".json":
-        return [
-            file
-            for op in dict.fromkeys(r.op for r in results.rows)
-            for file in store(results.of(op), path / f"{op}.json")
-        ]
-    merged = read(path) if path.exists() else Results()
-    merged.add(results)
-    merged.write(path)
-    return [path]
+    parts: dict[Path, Results] = {}
+    for op in dict.fromkeys(r.op for r in results.rows):
+        parts.setdefault(file_for(op, path), Results()).add(results.of(op))
+    for file, part in parts.items():
+        merged = read(file) if file.exists() else Results()
+        merged.add(part)
+        merged.write(file)
+    return list(parts)
+
+
+def file_for(op: str, path: Path) -> Path:
+    """Where the results of an op go: into a file, or into ``<op>.json`` in a folder."""
+    return path / f"{op}.json" if path.is_dir() or path.suffix != ".json" else path
 
 
 @dataclass(frozen=True)

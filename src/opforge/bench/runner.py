@@ -20,6 +20,8 @@ from opforge.progress import bar
 FORWARD, BACKWARD = "forward", "backward"
 # Seconds that the turns of one op may take; compiling and checking come on top.
 _SECONDS = 25.0
+# Of every median, relative: where to stop. A CPU shared with others does not get much below.
+_UNCERTAINTY = {"cuda": 0.005, "cpu": 0.02}
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
@@ -89,7 +91,7 @@ def run(
         task = progress.add_task("", total=sum(map(len, todo.values())))
         for works in todo.values():
             seconds = min(2.0, max(0.3, _SECONDS / max(len(works), 1)))
-            patience = stats.Patience(seconds=seconds)
+            patience = stats.Patience(seconds=seconds, uncertainty=_UNCERTAINTY[options.device])
             for work in works:
                 size = "x".join(map(str, work.shape))
                 what = f"{work.op.name} {work.direction} {size}"

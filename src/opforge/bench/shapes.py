@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,7 @@ DEFAULT = {
     "cuda": [(512, 4096), (8192, 8192), (4096, 50257)],
     "cpu": [(128, 1024), (1024, 4096), (1023, 4097)],
 }
+_MOST = 1 << 56  # elements: what torch can count in bytes, and far more than any memory holds
 
 
 class ShapeError(OpforgeError, ValueError):
@@ -48,7 +50,11 @@ def parse(text: str) -> list[Shape]:
         if word in NAMED:
             found += NAMED[word]
         elif re.fullmatch(r"\d+([x×]\d+)*", word):
-            found.append(tuple(int(n) for n in re.split("[x×]", word)))
+            shape = tuple(int(n) for n in re.split("[x×]", word))
+            if not 0 < math.prod(shape) < _MOST:
+                many = "too many elements" if all(shape) else "no element"
+                raise ShapeError(f"there is nothing to time at {word}: it has {many}")
+            found.append(shape)
         else:
             raise ShapeError(
                 f"{part.strip()!r} is no shape; write it as 8192x8192, several with commas, "

@@ -28,13 +28,17 @@ def on_console(results: Results, out: Console) -> None:
         groups.setdefault((first.title, first.dtype), []).append(rows)
     for (title, dtype), workloads in groups.items():
         out.print(f"[bold]{escape(title)}[/], {dtype}", highlight=False)
-        out.print(_table(workloads), highlight=False)
+        if any(r.us or r.error for rows in workloads for r in rows.values()):
+            out.print(_table(workloads), highlight=False)
         for row in (r for rows in workloads for r in rows.values() if r.error):
             text = f"  {row.size}, {row.implementation}: {row.error}"
             out.print(text, highlight=False, markup=False, soft_wrap=True, style="red")
-        notes = dict.fromkeys(r.note for rows in workloads for r in rows.values() if r.note)
-        for note in notes:
-            out.print(f"  {note}", highlight=False, markup=False)
+        notes: dict[str, list[Row]] = {}
+        for row in (r for rows in workloads for r in rows.values() if r.note):
+            notes.setdefault(row.note, []).append(row)
+        for note, some in notes.items():
+            whose = f"{some[0].size}, {some[0].implementation}: " if len(some) == 1 else ""
+            out.print(f"  {whose}{note}", highlight=False, markup=False, soft_wrap=True)
         out.print()
     if results.rows:
         out.print(LEGEND, highlight=False, style="dim")
@@ -94,7 +98,9 @@ def _number(value: float | None, form: str) -> str:
 
 def changes(found: Sequence[Change], out: Console, fail_below: float | None) -> bool:
     """What got slower or faster than before; whether that is a fault."""
-    worse = [c for c in found if c.ratio < (fail_below or 1 - c.noise)]
+    least = {c.row.key: 1 - c.noise if fail_below is None else fail_below for c in found}
+    faults = [c for c in found if c.ratio < least[c.row.key]]
+    worse = [c for c in found if c.ratio < max(1 - c.noise, least[c.row.key])]
     better = [c for c in found if c.ratio > 1 + c.noise]
     for word, some in (("slower", worse), ("faster", better)):
         for c in sorted(some, key=lambda c: c.ratio):
@@ -107,7 +113,7 @@ def changes(found: Sequence[Change], out: Console, fail_below: float | None) -> 
             out.print(text, highlight=False, markup=False, soft_wrap=True, style=style)
     same = len(found) - len(worse) - len(better)
     out.print(f"{len(worse)} slower, {len(better)} faster, {same} the same", highlight=False)
-    return bool(worse)
+    return bool(faults)
 
 
 def losses(results: Results, out: Console, fail_below: float) -> bool:

@@ -32,7 +32,7 @@ def summarise(times: Sequence[float]) -> Summary:
     ordered, n = sorted(times), len(times)
     skip, tail = 0, 0.0
     while skip < (n - 1) // 2:
-        tail += math.comb(n, skip) / 2.0**n
+        tail += math.comb(n, skip) / 2**n
         if tail > 0.025:
             break
         skip += 1

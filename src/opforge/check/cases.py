@@ -98,7 +98,11 @@ class Truth:
         self, got: Sequence[torch.Tensor | None], errors: list[compare.Errors] | None = None
     ) -> None:
         """Every result must be within the allowed error of the truth."""
+        if len(got) != len(self._names):
+            raise compare.Mismatch(f"{self._op.name}: {len(got)} results, not {len(self._names)}")
         for i, (what, one) in enumerate(zip(self._names, got, strict=True)):
+            if not isinstance(one, torch.Tensor | None):
+                raise compare.Mismatch(f"{what}: a {type(one).__name__}, not a tensor")
             theirs, right = self._torchs[i], self._exact[i]
             if one is None or theirs is None or right is None:
                 _check_absent(one, theirs, what)
@@ -115,12 +119,20 @@ class Truth:
 
         A rounding of the dtype may come on top, for there are ops that PyTorch does exactly.
         """
+        if len(got) != len(self._names):
+            return False
         for one, theirs, right in zip(got, self._torchs, self._exact, strict=True):
+            if not isinstance(one, torch.Tensor | None):
+                return False
             if one is None or theirs is None or right is None:
+                if any(t is not None and bool(t.any()) for t in (one, theirs)):
+                    return False  # one has it, the other has not
                 continue
+            if one.shape != theirs.shape or not one.is_floating_point():
+                return False
             size = float(right.double().norm())
             ours, torchs = (float((t.double() - right).norm()) for t in (one, theirs))
-            if not ours <= 4 * torchs + 2 * torch.finfo(one.dtype).eps * size:
+            if not ours <= 4 * torchs + 2 * torch.finfo(theirs.dtype).eps * size:
                 return False
         return True
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Console
-from rich.table import Table
 
 from opforge.profile.advice import advise
 from opforge.profile.facts import Access, Call, Kernel
@@ -22,8 +21,8 @@ def on_console(profile: Profile, out: Console) -> None:
     _say(out, f"{profile.title}: {profile.origin}")
     if profile.compiled:
         _say(out, f"\nkernels as {profile.compiled_by}:")
-        out.print(_table(profile.compiled), highlight=False)
-        _say(out, "(of a template the largest of its instances, and all their instructions)")
+        for kernel in profile.compiled:
+            _say(out, "\n".join(compiled(kernel)))
     for call in profile.calls:
         _say(out, "\n" + "\n".join(_call(call)))
         _say(out, "  what to try next:")
@@ -109,28 +108,27 @@ def _share(share: float | None) -> str:
     return _UNKNOWN if share is None else percent(share)
 
 
-def _table(kernels: list[Kernel]) -> Table:
-    columns = ["kernel", "instances", "registers", "stack B", "spill B", "shared B"]
-    columns += ["loads by bytes", "stores", "local", "matrix", "barriers"]
-    table = Table(*columns, box=None)
-    for k in kernels:
-        named = {n: k.instructions.get(n) for n in ("local", "matrix", "barrier")}
-        spilled = _UNKNOWN if k.spill_bytes is None else str(k.spill_bytes)
-        figures = [str(k.instances), str(k.registers), str(k.stack_bytes), spilled]
-        table.add_row(
-            k.name,
-            *figures,
-            str(k.shared_bytes),
-            _widths(k, "load"),
-            _widths(k, "store"),
-            *(_UNKNOWN if n is None else str(n) for n in named.values()),
+def compiled(k: Kernel) -> Iterator[str]:
+    """What the compiler made of a kernel: of a template's instances the largest figures."""
+    instances = "" if k.instances == 1 else f" ({k.instances} instances)"
+    spilled = _UNKNOWN if k.spill_bytes is None else f"{k.spill_bytes} B"
+    yield f"  {k.name}{instances}"
+    yield (
+        f"    resources   {k.registers} registers, {k.stack_bytes} B of stack, {spilled} spilled, "
+        f"{k.shared_bytes} B of shared memory"
+    )
+    if k.instructions:
+        counts = [f"{n} {k.instructions.get(n, 0)}" for n in ("local", "matrix", "barrier")]
+        yield (
+            f"    code        loads of {_widths(k, 'load')}; stores of {_widths(k, 'store')}; "
+            f"{', '.join(counts)}"
         )
-    return table
 
 
 def _widths(k: Kernel, kind: str) -> str:
     """How many loads or stores of each width: ``16 B: 7, 2 B: 2``."""
     found = {int(n.split()[-1]): v for n, v in k.instructions.items() if n.startswith(f"{kind} ")}
-    if not k.instructions:
-        return _UNKNOWN
-    return ", ".join(f"{width} B: {found[width]}" for width in sorted(found, reverse=True)) or "-"
+    return (
+        ", ".join(f"{width} B: {found[width]}" for width in sorted(found, reverse=True))
+        or "no bytes"
+    )

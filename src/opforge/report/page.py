@@ -46,9 +46,10 @@ def page(results: Results, reports: list[Report], title: str) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"{tag('title', title)}\n<style>\n{_own('page.css')}</style>\n</head>\n<body>\n<main>\n"
+        f"{tag('title', title)}\n<style>\n{own('plot.css')}{own('page.css')}</style>\n"
+        "</head>\n<body>\n<main>\n"
         + "\n".join(content)
-        + f"\n</main>\n<script>\n{_own('page.js')}</script>\n</body>\n</html>\n"
+        + f"\n</main>\n<script>\n{own('page.js')}</script>\n</body>\n</html>\n"
     )
 
 
@@ -56,7 +57,7 @@ def _anchor(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-def _own(name: str) -> str:
+def own(name: str) -> str:
     """A file of ours, without the line of its license: the page is its reader's."""
     return (_HERE / name).read_text(encoding="utf-8").partition("\n")[2]
 

@@ -69,10 +69,10 @@ class Contest:
 
 
 def contests(results: Results) -> list[Contest]:
-    """Every workload that has a row of ours."""
+    """Every workload that has a row of ours; where no byte moves there is nothing to win."""
     found = []
     for rows in results.workloads().values():
-        if OURS in rows:
+        if OURS in rows and (rows[OURS].error or rows[OURS].us is not None):
             found.append(Contest(rows[OURS], best_other(r for r in rows.values() if believed(r))))
     return found
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots in SVG: scales, axes, markers, lines and bars. Colours are classes of page.css.
+"""Plots in SVG: scales, axes, markers, lines and bars. Colours are classes of plot.css.
 
 A plot is as wide as its ``viewBox`` says and takes the width that the page gives it.
 """

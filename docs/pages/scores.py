@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/scores.md from the reports beside it: `python docs/scores/table.py > docs/scores.md`.
+"""The page of scores, from the reports in docs/scores.
 
-The reports come from `opforge check --full --json`, baseline.json from tests/wrong_ops/baseline.py.
+They come from `opforge check --full --json`, baseline.json from tests/wrong_ops/baseline.py.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from pathlib import Path
 from opforge.check import results, show
 from opforge.check.row import all_rows
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent.parent / "tests" / "wrong_ops"))
+ROOT = Path(__file__).parents[2]
+SCORES = ROOT / "docs" / "scores"
+sys.path.insert(0, str(ROOT / "tests" / "wrong_ops"))
 from expected import EXPECTED  # noqa: E402
 
 TOP = """\
 # Scores
 
-Made by `python docs/scores/table.py` from the reports in `docs/scores/`; [check.md](check.md) says
+Made by `python docs/generate.py` from the reports in `docs/scores/`; [check.md](check.md) says
 what they mean.
 
 """
 
 
 def reports() -> list[results.Report]:
-    files = [HERE / "cpu-sim.json", HERE / "h200.json"]
+    files = [SCORES / "cpu-sim.json", SCORES / "h200.json"]
     return [results.from_json(json.loads(f.read_text())) for f in files if f.exists()]
 
 
@@ -58,7 +59,7 @@ def not_run(found: list[results.Report]) -> str:
 
 def wrong_ops() -> str:
     """Which tool rejects which wrong op."""
-    baseline = json.loads((HERE / "baseline.json").read_text())
+    baseline = json.loads((SCORES / "baseline.json").read_text())
     numbers = {r.name: r.number for r in all_rows()}
     lines = ["| wrong op | `opforge check`, row | opcheck | gradcheck |", "|---|---|---|---|"]
     for name, fault in sorted(EXPECTED.items()):
@@ -69,7 +70,7 @@ def wrong_ops() -> str:
 
 
 def caught() -> str:
-    baseline = json.loads((HERE / "baseline.json").read_text())
+    baseline = json.loads((SCORES / "baseline.json").read_text())
     count = {t: sum(t in baseline[n] for n in EXPECTED) for t in ("opcheck", "gradcheck")}
     either = sum(bool(baseline[n]) for n in EXPECTED)
     return (
@@ -96,7 +97,3 @@ def page() -> str:
         + " All ran on the same machine over the record's cases, opcheck in float32, gradcheck in "
         "float64; ops that have only CUDA code ran in the simulator.\n\n" + wrong_ops()
     )
-
-
-if __name__ == "__main__":
-    print(page(), end="")

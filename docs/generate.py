@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes every generated page: `python docs/generate.py`.
+
+They are made from the records, the reports in docs/scores and the results in benchmarks/results.
+`--check` writes nothing: it names the files that would change, and exits with 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from pages import agreement, benchmarks, gallery, op_page, scores
+from pages.data import ROOT, load
+
+# Everything in these is generated: what is no longer made is removed.
+OWNED = ("docs/ops/*.md", "docs/gallery/*.svg")
+START, END = "<!-- made by docs/generate.py: -->\n", "<!-- end -->\n"
+
+
+def pages() -> dict[str, str]:
+    """The text of every generated file, by its path."""
+    data = load()
+    pictures = gallery.pictures(data)
+    return {
+        "docs/scores.md": scores.page(),
+        "docs/agreement.md": agreement.page(data),
+        "docs/benchmarks.md": benchmarks.page(data, pictures),
+        **{f"docs/gallery/{p.name}.svg": p.text for p in pictures},
+        **{f"docs/ops/{name}.md": op_page.page(data, op) for name, op in data.ops.items()},
+        "README.md": _readme(benchmarks.readme_part(data)),
+    }
+
+
+def _readme(part: str) -> str:
+    """The README with its generated part, which stands between two comments, made anew."""
+    before, start, rest = (ROOT / "README.md").read_text(encoding="utf-8").partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        sys.exit(f"README.md lacks {START.strip()} or {END.strip()} after it")
+    return before + START + "\n" + part + END + after
+
+
+def main() -> int:
+    """Write, or check."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, name what would change"
+    )
+    check = parser.parse_args().check
+    made = pages()
+    there = {f"{p.relative_to(ROOT)}" for pattern in OWNED for p in ROOT.glob(pattern)}
+    changed = [n for n, text in made.items() if not _is(n, text)] + sorted(there - set(made))
+    for name in changed:
+        print(name)
+        if check:
+            continue
+        if name in made:
+            (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
+            (ROOT / name).write_text(made[name], encoding="utf-8")
+        else:
+            (ROOT / name).unlink()
+    return 1 if check and changed else 0
+
+
+def _is(name: str, text: str) -> bool:
+    path = ROOT / name
+    return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

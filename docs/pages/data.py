@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pages are made of: records, committed results of benchmarks, reports of checks."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from opforge.bench import shapes
+from opforge.bench.results import OURS, Results, Row
+from opforge.check.results import Report
+from opforge.discover import builtin_names, find
+from opforge.op import Op, sum_of_bytes
+from opforge.report.load import load as load_results
+from opforge.report.series import Contest, believed, contests
+
+from . import scores
+from .text import enumerated
+
+ROOT = Path(__file__).parents[2]
+MEASURED = ROOT / "benchmarks" / "results" / "h200"
+LARGE = 128e6  # bytes of a tensor that no cache holds
+LOSS = 1.02  # our time over the fastest other's: from here on it is a loss
+EAGER, COMPILED = "eager", "torch.compile"
+
+
+@dataclass(frozen=True)
+class Data:
+    """Everything, read once."""
+
+    ops: dict[str, Op]  # the built-in ones
+    yardsticks: dict[str, Op]  # without a kernel of ours: what others reach
+    results: Results
+    reports: list[Report]
+
+    def is_large(self, row: Row) -> bool:
+        """Whether the largest tensor of a workload has 128 MB or more."""
+        record = {**self.ops, **self.yardsticks}[row.op]
+        return largest(record, row.variant, row.dtype, row.shape) >= LARGE
+
+    def of(self, names: dict[str, Op]) -> Results:
+        """The results of some ops."""
+        rows = [r for r in self.results.rows if r.op in names]
+        return Results(rows, {r.run: self.results.runs[r.run] for r in rows})
+
+
+def load() -> Data:
+    """From the files of the repository."""
+    results, _ = load_results([MEASURED])
+    ops = {name: find(name) for name in builtin_names()}
+    others = dict.fromkeys(r.op for r in results.rows if r.op not in ops)
+    yardsticks = {name: find(str(ROOT / "benchmarks" / "ops" / name)) for name in others}
+    # Files have rows in the order of measuring, pages in that of the records.
+    every = {**ops, **yardsticks}
+    names = list(every)
+    results.rows.sort(
+        key=lambda r: (names.index(r.op), r.direction != "forward", _place(every[r.op], r))
+    )
+    return Data(ops, yardsticks, results, scores.reports())
+
+
+def _place(record: Op, row: Row) -> tuple[int, int]:
+    """Of a row's variant and dtype in its record."""
+    variants = list(shapes.arguments(record, functools.partial(_empty, row.dtype), row.shape))
+    dtypes = [str(d).removeprefix("torch.") for d in record.dtypes]
+    return variants.index(row.variant), dtypes.index(row.dtype)
+
+
+def title(row: Row) -> str:
+    """``reduce_sum, forward, last dim``."""
+    return ", ".join(part for part in (row.op, row.direction, row.variant) if part)
+
+
+@functools.cache
+def largest(record: Op, variant: str, dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of the largest tensor among the arguments of a workload."""
+    case = shapes.arguments(record, functools.partial(_empty, dtype), shape)[variant]
+    return max(sum_of_bytes([a]) for a in case if isinstance(a, torch.Tensor))
+
+
+def _empty(dtype: str, *sizes: int) -> torch.Tensor:
+    """A tensor that takes no memory."""
+    return torch.empty(sizes, dtype=getattr(torch, dtype), device="meta")
+
+
+def implementations(rows: list[Row]) -> list[str]:
+    """Whose columns a table has: ours, those that everybody has, and the peers."""
+    there = {r.implementation for r in rows}
+    first = [OURS, COMPILED, EAGER]
+    return [n for n in first if n in there] + sorted(there - set(first))
+
+
+def left_out(rows: list[Row]) -> str:
+    """Who was not timed in every dtype, in a sentence: ranges are then not over the same."""
+    every = list(dict.fromkeys(r.dtype for r in rows))
+    some: dict[tuple[str, ...], list[str]] = {}
+    for name in implementations(rows):
+        mine = {r.dtype for r in rows if r.implementation == name}
+        if len(mine) < len(every):
+            some.setdefault(tuple(d for d in every if d in mine), []).append(name)
+    return " ".join(
+        f"Only in {enumerated(dtypes)} was {enumerated(who)} timed." for dtypes, who in some.items()
+    )
+
+
+def losses(results: Results) -> list[Contest]:
+    """Every workload where the fastest other is faster by more than 2%, worst first."""
+    found = [c for c in contests(results) if c.ratio is not None and c.ratio < 1 / LOSS]
+    return sorted(found, key=lambda c: c.ratio or 0.0)
+
+
+def provenance(results: Results) -> str:
+    """What the figures were measured on, with, and when."""
+    runs = results.runs.values()
+
+    def all_of(key: str, length: int | None = None) -> str:
+        return ", ".join(sorted({str(r.get(key, "?"))[:length] for r in runs}))
+
+    return (
+        f"{all_of('gpu')}, driver {all_of('driver')}, torch {all_of('torch')}, "
+        f"commit {all_of('commit')}, {all_of('date', 10)}"
+    )
+
+
+def timed(results: Results) -> list[Row]:
+    """Rows with a time that is believed."""
+    return [r for r in results.rows if believed(r)]

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pictures for the page of benchmarks: plots of `opforge report`, each set a file of SVG.
+
+A file carries its own colours, for light and dark, and its own background: whoever shows it may be
+in the other mode.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from opforge.bench import shapes
+from opforge.bench.results import Results, Row
+from opforge.report import page as report_page
+from opforge.report import roofline, scaling, series, speed, svg
+from opforge.report.markup import Html, tag
+
+from .data import Data, provenance
+
+DTYPE = "bfloat16"
+_PANEL = re.compile(
+    r'<svg viewBox="0 0 (\d+) (\d+)" role="img"[^>]*><title>(.*?)</title>.*?</svg>', re.DOTALL
+)
+_GAP, _EDGE, _CAPTION, _LEGEND = 28.0, 16.0, 24.0, 30.0
+_LETTER = 7.0  # the mean width of one
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A file of the gallery."""
+
+    name: str
+    title: str
+    about: str  # for the page
+    alt: str
+    text: str  # SVG
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot of a report."""
+
+    width: float
+    height: float
+    title: str
+    markup: str
+
+    def at(self, x: float, y: float) -> Html:
+        """The plot at a place in a larger one."""
+        place = f'<svg x="{x:.0f}" y="{y:.0f}" width="{self.width:.0f}" height="{self.height:.0f}" '
+        return Html(self.markup.replace("<svg ", place, 1))
+
+
+def pictures(data: Data) -> list[Picture]:
+    """Those that there is something to draw in."""
+    where = provenance(data.results).partition(",")[0]
+    ours = data.of(data.ops)
+    made = [
+        _roofline(data, where),
+        _shares(ours, "forward", where),
+        _shares(ours, "backward", where),
+        _against(ours, where),
+        _sweep(ours, where),
+        _peers(data.of(data.yardsticks), where),
+    ]
+    return [picture for picture in made if picture is not None]
+
+
+def _roofline(data: Data, where: str) -> Picture | None:
+    # Matrix work is a thousand times as intense: beside it all others are one point.
+    chosen = _only(
+        data.results, lambda r: r.dtype == DTYPE and data.is_large(r) and r.ceiling != "product"
+    )
+    styles = series.styles(chosen)
+    return _picture(
+        "roofline",
+        "Roofline",
+        "Forward passes in bfloat16 with a tensor of 128 MB or more, without matrix work. The "
+        "lines are measured.",
+        f"Roofline of forward passes in {DTYPE} on {where}: operations per byte against rate",
+        _panels(roofline.section(chosen, styles)),
+        styles,
+        columns=1,
+        captions=False,
+    )
+
+
+def _shares(results: Results, direction: str, where: str) -> Picture | None:
+    chosen = _headline(_only(results, lambda r: r.dtype == DTYPE and r.direction == direction))
+    styles = series.styles(chosen)
+    return _picture(
+        f"share-{direction}",
+        f"Share of the ceiling, {direction}",
+        "The shapes that `opforge bench` takes by default, in bfloat16. 100% is the ceiling.",
+        f"Bars: share of the ceiling of each implementation, {direction}, {DTYPE}, on {where}",
+        _panels(speed.shares(chosen, styles)),
+        {},  # bars carry the names
+    )
+
+
+def _peers(results: Results, where: str) -> Picture | None:
+    chosen = _headline(_only(results, lambda r: r.dtype == DTYPE))
+    styles = series.styles(chosen)
+    return _picture(
+        "yardsticks",
+        "Share of the ceiling, yardsticks",
+        "Ops that opforge has no kernel for yet, in bfloat16: what others reach.",
+        f"Bars: share of the ceiling that others reach in rms_norm and the like, {DTYPE}, {where}",
+        _panels(speed.shares(chosen, styles)),
+        {},
+    )
+
+
+def _against(results: Results, where: str) -> Picture | None:
+    order = {shape: i for i, shape in enumerate(shapes.NAMED["all"])}
+    chosen = _only(results, lambda r: r.dtype == DTYPE and r.shape in order)
+    chosen.rows.sort(key=lambda r: (r.op, r.direction != "forward", order[r.shape]))
+    return _picture(
+        "against",
+        "Against the fastest other",
+        "The time of the fastest other over ours, in bfloat16: bars to the right of 1 are wins, to "
+        "the left losses. ≈: the 95% intervals of the two times meet.",
+        f"Bars: the time of the fastest other over ours for every shape, {DTYPE}, on {where}",
+        _panels(speed.against(chosen)),
+        {},
+    )
+
+
+def _sweep(results: Results, where: str) -> Picture | None:
+    sizes = set(shapes.sweep("cuda"))
+    chosen = _only(
+        results, lambda r: r.dtype == DTYPE and r.direction == "forward" and r.shape in sizes
+    )
+    styles = series.styles(chosen)
+    found = _panels(scaling.section(chosen, styles))
+    return _picture(
+        "sweep",
+        "As the work grows",
+        "Share of the ceiling of forward passes in bfloat16 as rows get more (left) and wider "
+        "(right; where a curve jumps, the next width is odd).",
+        f"Curves: share of the ceiling against the number and the width of rows, {DTYPE}, {where}",
+        [p for p in found if "% of ceiling" in p.title],
+        styles,
+    )
+
+
+def _only(results: Results, wanted: Callable[[Row], bool]) -> Results:
+    """Rows that are wanted, without those of gradients that are views: there is nothing to time."""
+    rows = [r for r in results.rows if wanted(r) and (r.us is not None or r.error)]
+    return Results(rows, {r.run: results.runs[r.run] for r in rows})
+
+
+def _headline(results: Results) -> Results:
+    """Three shapes of each op: the usual ones, or the first three that it was measured at."""
+
+    def three(rows: list[Row]) -> Iterable[Row]:
+        there = list(dict.fromkeys(r.shape for r in rows))
+        usual = shapes.DEFAULT["cuda"]
+        chosen = usual if set(usual) <= set(there) else there[:3]
+        return (r for shape in chosen for r in rows if r.shape == shape)
+
+    groups = series.grouped(results.rows, lambda r: r.title).values()
+    return Results([r for rows in groups for r in three(rows)], results.runs)
+
+
+def _panels(section: Html) -> list[Panel]:
+    """The plots in a section of the report."""
+    return [Panel(float(m[1]), float(m[2]), m[3], m[0]) for m in _PANEL.finditer(section)]
+
+
+def _picture(
+    name: str,
+    title: str,
+    about: str,
+    alt: str,
+    panels: Sequence[Panel],
+    styles: dict[str, int],
+    columns: int = 2,
+    captions: bool = True,
+) -> Picture | None:
+    """Plots beside and below each other, with one legend."""
+    if not panels:
+        return None
+    columns = min(columns, len(panels))
+    across = max(p.width for p in panels)
+    width = 2 * _EDGE + columns * across + (columns - 1) * _GAP
+    y, parts = _EDGE, []
+    if styles:
+        parts.append(_legend(styles, y))
+        y += _LEGEND
+    room = _CAPTION if captions else 0.0
+    for i in range(0, len(panels), columns):
+        row = panels[i : i + columns]
+        for column, panel in enumerate(row):
+            x = _EDGE + column * (across + _GAP)
+            if captions:
+                parts.append(svg.text(x, y + 12, _caption(panel), "label caption"))
+            parts.append(panel.at(x, y + room))
+        y += room + max(p.height for p in row) + _GAP
+    height = y - _GAP + _EDGE
+    whole = tag(
+        "svg",
+        tag("title", title),
+        tag("desc", alt),
+        tag("style", Html(_style())),
+        tag("rect", width=width, height=height, class_="paper"),
+        *parts,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {width:.0f} {height:.0f}",
+        width=width,
+        height=height,
+        role="img",
+    )
+    return Picture(name, title, about, alt, whole + "\n")
+
+
+def _caption(panel: Panel) -> Html:
+    """What a plot shows, without what all of them show."""
+    words = panel.title
+    for common in ("Share of the ceiling: ", "The fastest other over ours: "):
+        words = words.removeprefix(common)
+    return Html(words.replace(f", {DTYPE}", "").removesuffix(": % of ceiling against n"))
+
+
+def _legend(styles: dict[str, int], y: float) -> Html:
+    parts, x = [], _EDGE + 8
+    for name, style in styles.items():
+        parts.append(svg.markers(style, [(x, y + 8, "")], 5.0))
+        parts.append(svg.text(x + 12, y + 12, name))
+        x += 12 + _LETTER * len(name) + 24
+    return tag("g", *parts)
+
+
+def _style() -> str:
+    return (
+        report_page.own("plot.css")
+        + "svg text { font-family: system-ui, sans-serif } svg .caption { font-size: 13px }\n"
+        + ".paper { fill: var(--paper) }\n"
+    )

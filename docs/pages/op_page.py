@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of one op: what its record says, what checks have shown, what was measured."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from opforge.check.place import PLACES
+from opforge.check.results import NOT_APPLICABLE, NOT_RUN, PASSED, Report, Result
+from opforge.check.row import all_rows
+from opforge.check.show import PLACE_WORDS
+from opforge.discover import function_of
+from opforge.op import Backward, Op
+
+from . import measured
+from .data import Data
+from .text import GENERATED, code, enumerated, listed, prose, words_only
+
+_LAYOUTS = ("offset", "strides", "expanded", "negative-view")
+_GRADIENT_LAYOUTS = ("narrow-gradient", "expanded-gradient")
+_LIMITS = ("empty", "scalars", "huge", "far-apart", "many-rows", "long-row", "special-values")
+_GRADIENTS = ("gradients", *_GRADIENT_LAYOUTS, "double-backward", "changed-before-backward")
+_SAME_BITS = ("deterministic", "repeats")
+_AROUND = (
+    "compile",
+    "export",
+    "vmap",
+    "autocast",
+    "graph",
+    "first-call-in-capture",
+    "side-stream",
+    "threads",
+    "distributed",
+    "modules",
+)
+_SIGN = {PASSED: "✓", NOT_RUN: "not run", NOT_APPLICABLE: "·"}
+
+
+def page(data: Data, op: Op) -> str:
+    """All of it."""
+    function, checks = function_of(op), _checks(data.reports, op.name)
+    module = inspect.getmodule(function)
+    first = (inspect.getdoc(module) or "").splitlines()[0].removeprefix(f"{op.name}: ")
+    parts = {
+        "Math": _math(op),
+        "Arguments": _arguments(op, function),
+        "Layouts": _layouts(op, checks),
+        "Limits": _limits(op, checks),
+        "Gradients": _gradients(op, checks),
+        "Memory": measured.memory(data, op),
+        "Determinism": _determinism(checks),
+        "With the rest of PyTorch": _around(op, checks),
+        "Accuracy": measured.accuracy(data, op),
+        "Speed": measured.speed(data, op),
+        "Known losses": measured.known_losses(data, op),
+    }
+    doc = " ".join((inspect.getdoc(function) or "").split())
+    top = (
+        f"# {op.name}\n\n{GENERATED}{prose(first)}"
+        + code(f"opforge.{op.name}{_signature(function)}", "python")
+        + "\n"
+        + prose(doc.replace("``", "`"))
+        + prose(
+            f"Its folder: [src/opforge/ops/{op.name}](../../src/opforge/ops/{op.name}). Checks:",
+            "[scores.md](../scores.md), explained in [check.md](../check.md).",
+            measured.origin(data, op),
+        )
+    )
+    return top + "\n\n".join(f"## {name}\n\n{body.rstrip()}" for name, body in parts.items()) + "\n"
+
+
+def _signature(function: Callable[..., Any]) -> str:
+    return str(inspect.signature(function)).replace("'", "")
+
+
+# --- what the record says -------------------------------------------------------------------------
+
+
+def _math(op: Op) -> str:
+    text = "The reference, which defines what is right:\n\n" + code(_source(op.reference), "python")
+    back = op.backward.reference if isinstance(op.backward, Backward) else op.backward
+    return text + "\nIts gradients:\n\n" + code(_source(back), "python")
+
+
+def _source(function: Any) -> str:
+    """The source of a function; a name for one that is not written in Python."""
+    if function is None:
+        return "derived from the reference by autograd"
+    try:
+        return textwrap.dedent(inspect.getsource(function))
+    except TypeError:
+        return f"torch.{function.__name__}"
+
+
+def _arguments(op: Op, function: Callable[..., Any]) -> str:
+    parameters = inspect.signature(function).parameters
+    lines = []
+    for argument in op.forward.args:
+        known = parameters[argument.name]
+        default = "" if known.default is known.empty else f"`{known.default}`"
+        kind = str(known.annotation).replace("|", "\\|")
+        lines.append([f"`{argument.name}`", f"`{kind}`", f"`{argument.type}`", default])
+    dtypes = enumerated([str(d).removeprefix("torch.") for d in op.dtypes])
+    return (
+        words_only(["argument", "type", "in the schema", "default"], lines)
+        + "\n"
+        + prose(
+            f"Tensors are {dtypes}, all of one dtype and on one device. The schemas, under",
+            f"`torch.ops.{op.namespace}`:",
+        )
+        + code("\n".join(k.text for k in op.kernels))
+    )
+
+
+def _layouts(op: Op, checks: dict[str, dict[str, Result]]) -> str:
+    out = (
+        f"Outputs have the strides of `{op.like}`; where that has gaps or overlaps, they are dense "
+        "in the same order."
+        if op.like
+        else "Outputs are new and contiguous."
+    )
+    return prose("Inputs may have any strides and any offset.", out) + _rows(checks, _LAYOUTS)
+
+
+def _limits(op: Op, checks: dict[str, dict[str, Result]]) -> str:
+    text = ""
+    if op.validate is not None:
+        doc = (inspect.getdoc(op.validate) or "").splitlines()[0]
+        text = f"Wanted: {doc[0].lower()}{doc[1:]} Else it raises:\n\n"
+        text += listed(f"{kind}: {message}" for kind, message in _refusals(op.validate)) + "\n"
+    huge = _all_passed(checks, ("huge", "far-apart"))
+    return (
+        text
+        + prose(
+            "Other dtypes, mixed devices and arguments of the wrong kind are refused.",
+            "Sizes and strides may be beyond 2³¹." if huge else "",
+        )
+        + _rows(checks, _LIMITS)
+    )
+
+
+def _refusals(validate: Callable[..., None]) -> list[tuple[str, str]]:
+    """The kind and the message of every error that a function raises; … stands for values."""
+    found = []
+    tree = ast.parse(textwrap.dedent(inspect.getsource(validate)))
+    raised = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
+    for node in sorted(raised, key=lambda node: node.lineno):
+        if isinstance(node.exc, ast.Call):
+            message = node.exc.args[0]
+            parts = message.values if isinstance(message, ast.JoinedStr) else [message]
+            text = "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts
+            )
+            found.append((ast.unparse(node.exc.func), text.partition(": ")[2] or text))
+    return found
+
+
+def _gradients(op: Op, checks: dict[str, dict[str, Result]]) -> str:
+    saved, kept = _saved(op)
+    text = enumerated([f"`{s}`" for s in saved]) or "no tensor"
+    if saved and set(saved) <= {r.name for r in op.forward.returns}:
+        text += " (an output, which the next layer keeps alive anyway)"
+    if kept:
+        text += (" and " if saved else ", only ") + enumerated([f"`{k}`" for k in kept])
+    return prose(f"Saved for the backward: {text}.") + _rows(checks, _GRADIENTS)
+
+
+def _saved(op: Op) -> tuple[list[str], list[str]]:
+    """Names of the tensors that a backward asks for, and of shapes and numbers."""
+    if isinstance(op.backward, Backward):
+        asked = [a.name for a in op.kernels[1].args]
+    elif op.backward is not None:
+        asked = list(inspect.signature(op.backward).parameters)
+    else:
+        asked = [a.name for a in op.forward.args]
+    tensors = {a.name for a in (*op.forward.args, *op.forward.returns) if a.is_tensor}
+    derived = {f"grad_{r.name}" for r in op.forward.returns}
+    derived |= {f"needs_{a.name}" for a in op.forward.args}
+    return (
+        [n for n in asked if n in tensors],
+        [_plain(n) for n in asked if n not in tensors and n not in derived],
+    )
+
+
+def _plain(name: str) -> str:
+    return f"{name.removesuffix('_shape')}.shape" if name.endswith("_shape") else name
+
+
+# --- what checks have shown -----------------------------------------------------------------------
+
+
+def _checks(reports: list[Report], name: str) -> dict[str, dict[str, Result]]:
+    """Row -> place -> result."""
+    found: dict[str, dict[str, Result]] = {}
+    for result in (r for report in reports for o in report.ops if o.op == name for r in o.results):
+        found.setdefault(result.row, {})[result.place] = result
+    return found
+
+
+def _rows(checks: dict[str, dict[str, Result]], names: tuple[str, ...]) -> str:
+    """Rows of the check: why each is tried, what became of it at each place."""
+    known = {r.name: r for r in all_rows()}
+    lines = []
+    for name in names:
+        found = checks.get(name, {})
+        if all(r.outcome == NOT_APPLICABLE for r in found.values()):
+            continue  # without meaning for the op
+        marks = [_SIGN.get(found[p].outcome, "✗") if p in found else "" for p in PLACES]
+        lines.append([name, *marks, known[name].reason, _notes(found)])
+    if not lines:
+        return "No row of `opforge check` is about that.\n"
+    heads = ["row", *(PLACE_WORDS[p] for p in PLACES), "why it is tried", "notes"]
+    return words_only(heads, lines)
+
+
+def _all_passed(checks: dict[str, dict[str, Result]], names: tuple[str, ...]) -> bool:
+    ran = [r for name in names for r in checks.get(name, {}).values()]
+    return bool(ran) and all(r.outcome == PASSED for r in ran)
+
+
+def _notes(found: dict[str, Result]) -> str:
+    """What rows say of themselves, once each where they say the same."""
+    places: dict[str, list[str]] = {}
+    for place, result in found.items():
+        if result.text:
+            text = result.text.splitlines()[0].replace("|", "\\|")
+            places.setdefault(text, []).append(PLACE_WORDS[place])
+    several = len(places) > 1 or any(len(p) < len(found) for p in places.values())
+    return "; ".join(f"{t} ({', '.join(p)})" if several else t for t, p in places.items())
+
+
+def _determinism(checks: dict[str, dict[str, Result]]) -> str:
+    same = "The same inputs give the same bits every time, on one kind of machine."
+    text = same if _all_passed(checks, _SAME_BITS) else "Not shown."
+    return prose(text) + _rows(checks, _SAME_BITS)
+
+
+def _around(op: Op, checks: dict[str, dict[str, Result]]) -> str:
+    rule = {
+        None: "leaves the inputs as they are",
+        "promote": "converts the inputs to the widest of their dtypes",
+    }
+    how = rule.get(op.autocast) if not isinstance(op.autocast, torch.dtype) else None
+    how = how or f"converts the inputs to {str(op.autocast).removeprefix('torch.')}"
+    return prose(f"Autocast {how}.") + _rows(checks, _AROUND)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Why an op loses where it does. A loss without a reason here fails a test.
+
+What is only likely is worded so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from opforge.op import Op
+from opforge.report.series import Contest
+
+from .data import COMPILED, largest
+
+_MASK = (
+    "The forward of torch.compile writes a mask of one byte per element, and its backward reads "
+    "that in place of y; ours keeps nothing but the output, which the next layer keeps anyway."
+)
+_LAUNCH = "Both take a few microseconds, ours up to half a microsecond longer; not looked into yet."
+_SHAPE = (
+    "The kernel of torch.compile is made for this one shape; ours works out the layout while it "
+    "runs, which may be why. Not measured."
+)
+_SECOND = (
+    "Ours adds partial sums in a second launch, in a fixed order, which small tensors are the "
+    "likeliest to feel. Not measured apart."
+)
+_ONE_ROW = (
+    "There is one row, and the threads of a block are stacked down the rows, so that 15 of 16 have "
+    "none; then comes a second launch. Which of the two costs how much was not measured."
+)
+# Compiled for sm_90: 144 bytes of spill stores in float64, 96 in float32, which is at the ceiling.
+_REGISTERS = (
+    "Not looked into yet. Our kernel for rows is held to 32 registers and spills some to memory, "
+    "more in float64 than in float32. Whether that is why is not known: in float32 it rarely loses."
+)
+_ODD = "Rows of an odd length begin at changing alignments; not looked into yet."
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What a reason may go by."""
+
+    to: str
+    shape: tuple[int, ...]
+    size: int  # of the largest tensor, in bytes
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Holds for passes (as titles of rows name them), where ``when`` says so."""
+
+    passes: tuple[str, ...]
+    text: str
+    when: Callable[[Loss], bool] = lambda loss: True
+
+
+_ROW_SUMS = ("reduce_sum forward, last dim", "reduce_sum forward, all")
+# The gradient of a row that was added is the sum over the first dim.
+_COLUMN_SUMS = ("reduce_sum forward, first dim", "vector_add backward, a row added")
+_COLUMNS = (*_COLUMN_SUMS, "scale_bias_relu backward")
+_BIAS = ("scale_bias_relu forward", "vector_add forward, a row added")
+_PLAIN = ("relu forward", "relu backward", "vector_add forward, equal shapes", *_BIAS)
+
+# The first that fits counts.
+REASONS = (
+    Reason(_COLUMNS, _ONE_ROW, lambda loss: loss.shape[0] == 1),
+    Reason(_COLUMNS, _SECOND, lambda loss: loss.size < 2e6),
+    Reason(_PLAIN, _LAUNCH, lambda loss: loss.size < 2e6),
+    Reason(("relu backward", "scale_bias_relu backward"), _MASK, lambda loss: loss.to == COMPILED),
+    Reason(_BIAS, _SHAPE, lambda loss: loss.to == COMPILED),
+    Reason(_COLUMN_SUMS, _ODD, lambda loss: loss.shape[1] % 2 == 1),
+    Reason((*_ROW_SUMS, *_COLUMN_SUMS), _SHAPE, lambda loss: loss.to == COMPILED),
+    Reason(_ROW_SUMS, _REGISTERS),
+)
+
+
+def reason(contest: Contest, record: Op) -> str | None:
+    """Why a workload was lost, if that is known."""
+    row = contest.ours
+    to = contest.other.implementation if contest.other else ""
+    loss = Loss(to, row.shape, largest(record, row.variant, row.dtype, row.shape))
+    return next((r.text for r in REASONS if row.title in r.passes and r.when(loss)), None)

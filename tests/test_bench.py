@@ -1,0 +1,534 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`opforge bench`: what it times, what it refuses to time, and what it says about both."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import CPU_CPP, write_op
+
+from opforge import cli
+from opforge.bench import clock, inputs, results, runner, shapes
+
+CHEATS = Path(__file__).parent / "cheats"
+SIZE = "128x256"
+
+RECORD = """\
+import torch
+from opforge import Op
+
+{before}
+
+op = Op(
+    schema="{name}(Tensor x) -> Tensor y",
+    reference={reference},
+    dtypes=(torch.float32,),
+    sized=lambda make, *shape: (make(*shape),),
+    peers={{{peers}}},
+)
+"""
+
+
+def write(
+    folder: Path,
+    name: str,
+    before: str = "",
+    reference: str = "lambda x: 2 * x",
+    cpp: str | None = None,
+    **peers: str,
+) -> Path:
+    """An op folder; every peer is the text of a function that imports it."""
+    text = ", ".join(f'"{peer}": {code}' for peer, code in peers.items())
+    record = RECORD.format(name=name, before=before, reference=reference, peers=text)
+    return write_op(folder / name, op_py=record, cpp=cpp)
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+Bench = Callable[..., Done]
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Bench]:
+    """The command in this process: little patience, a small cache to flush, a single thread."""
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(runner, "_SECONDS", 0.1)
+    monkeypatch.setattr(clock, "_last_level_cache", lambda: 1 << 20)
+
+    def run(*arguments: object) -> Done:
+        where = [] if "--on" in arguments else ["--on", "cpu"]
+        monkeypatch.setattr(sys, "argv", ["opforge", "bench", *map(str, arguments), *where])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return Done(int(ended.value.code or 0), captured.out, captured.err)
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield run
+    torch.set_num_threads(threads)
+
+
+def child(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own, for ops that do more harm."""
+    code = """if True:
+        from opforge.bench import clock, runner
+        from opforge.cli import main
+        runner._SECONDS, clock._last_level_cache = 0.1, lambda: 1 << 20
+        main()
+        """
+    return subprocess.run(
+        [sys.executable, "-c", code, "bench", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"},
+    )
+
+
+def rows_of(file: Path) -> dict[str, results.Row]:
+    """The rows of a file by implementation; it has one workload."""
+    (rows,) = results.read(file).workloads().values()
+    return rows
+
+
+# --- what it says ---------------------------------------------------------------------------------
+
+
+def test_it_shows_times_shares_and_everybody_by_name(bench, tmp_path):
+    done = bench("scale_bias_relu", "--shapes", SIZE, "--backward", "--json", tmp_path / "r.json",
+                 "--peers", "eager, torch.compile", "--commit", "abc-dirty")  # fmt: skip
+    assert done.code == 0, done.out + done.err
+    for title in ("scale_bias_relu forward, float32", "scale_bias_relu backward, float32"):
+        assert title in done.out
+    table = done.out.split("backward, float32")[0].splitlines()
+    heads, ours, eager, compiled = (line.split() for line in table[1:5])
+    assert heads == ["shape", "µs", "±", "GB/s", "%", "speed"]
+    assert (ours[:4], eager[0], compiled[0]) == (
+        ["128", "×", "256", "opforge"], "eager", "torch.compile"
+    )  # fmt: skip
+    assert float(ours[4]) > 0
+    assert ours[-2].endswith("×")
+    assert ours[-1] in ("eager", "torch.compile")
+    assert "% is of the ceiling: a copy of the same bytes" in done.out
+    assert f"written to {tmp_path / 'r.json'}" in done.out
+
+    kept = results.read(tmp_path / "r.json")
+    assert [(r.direction, r.implementation) for r in kept.rows] == [
+        (direction, name)
+        for direction in ("forward", "backward")
+        for name in ("opforge", "eager", "torch.compile")
+    ]
+    for one in kept.rows:
+        assert one.error == one.note == ""
+        assert one.low <= one.us <= one.high
+        assert one.turns >= 9
+        assert one.calls == 16
+        assert one.ceiling == "copy"
+        assert one.ulp_rms < 100
+        assert one.bytes == (4 if one.direction == "forward" else 6) * 128 * 256 * 2 + 1024
+    (facts,) = kept.runs.values()
+    assert (facts["commit"], facts["torch"]) == ("abc-dirty", torch.__version__)
+    assert facts["method"].startswith("host clock around one call on each of several input sets")
+
+
+def test_every_variant_and_dtype_has_a_table(bench):
+    done = bench("vector_add", "reduce_sum", "--shapes", "64x65", "--dtype", "fp32,bfloat16",
+                 "--peers", "none", "--backward")  # fmt: skip
+    assert done.code == 0, done.out + done.err
+    for dtype in ("float32", "bfloat16"):
+        for title in (
+            "vector_add forward, equal shapes",
+            "vector_add backward, a row added",
+            "reduce_sum forward, last dim",
+            "reduce_sum forward, all",
+        ):
+            assert f"{title}, {dtype}" in done.out
+    assert "its gradients are views: no byte moves, and nothing is timed" in done.out
+
+
+def test_a_sweep_times_its_shapes(bench, monkeypatch):
+    monkeypatch.setattr(shapes, "sweep", lambda device: [(16, 64), (32, 64)])
+    done = bench("relu", "--sweep", "--peers", "none")
+    assert done.code == 0, done.out + done.err
+    assert "16 × 64" in done.out
+    assert "32 × 64" in done.out
+    both = bench("relu", "--sweep", "--shapes", SIZE)
+    assert both.code == 2
+    assert "choose one of --sweep and --shapes" in both.err
+
+
+@pytest.mark.slow
+def test_an_op_takes_at_most_a_minute_by_default():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "-m", "opforge", "bench", "relu", "--on", "cpu"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200", "OMP_NUM_THREADS": "1"},
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1024 × 4096" in done.stdout
+    # Of one thread's own: whoever shares the machine does not count.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 60
+
+
+# --- files and older results ----------------------------------------------------------------------
+
+
+def test_runs_are_merged_and_compared_with_older_ones(bench, tmp_path):
+    file = tmp_path / "results.json"
+    for shape in (SIZE, "64x64"):
+        assert bench("relu", "--shapes", shape, "--peers", "eager", "--json", file).code == 0
+    kept = results.read(file)
+    assert [(r.shape, r.implementation) for r in kept.rows] == [
+        (shape, name) for shape in ((128, 256), (64, 64)) for name in ("opforge", "eager")
+    ]
+    assert len(kept.runs) == 2
+
+    # Only the row that is in both is compared; on a busy machine nothing closer can be asked for.
+    same = bench("relu", "--shapes", f"{SIZE},32x64", "--peers", "none", "--against", file,
+                 "--fail-below", "0.2")  # fmt: skip
+    assert same.code == 0, same.out + same.err
+    assert "1 the same" in same.out or "1 faster" in same.out or "1 slower" in same.out
+
+    for one in kept.rows:
+        one.us, one.low, one.high = one.us / 10, one.us / 10, one.us / 10
+    kept.write(file)
+    for options in ([], ["--fail-below", "0.5"]):
+        slower = bench("relu", "--shapes", SIZE, "--peers", "none", "--against", file, *options)
+        assert slower.code == 1
+        assert "slower: relu forward, float32, 128 × 256: " in slower.out
+        assert "1 slower, 0 faster, 0 the same" in slower.out
+    # What is allowed is said all the same.
+    allowed = bench("relu", "--shapes", SIZE, "--peers", "none", "--against", file,
+                    "--fail-below", "0")  # fmt: skip
+    assert allowed.code == 0, allowed.out + allowed.err
+    assert "1 slower, 0 faster, 0 the same" in allowed.out
+
+    others = bench("relu", "--shapes", "32x32", "--peers", "none", "--against", file)
+    assert others.code == 2
+    assert others.err == f"opforge: {file} has none of the rows that were measured now\n"
+
+
+def test_to_be_slower_than_the_best_other_is_a_fault_if_asked(bench, tmp_path):
+    folder = tmp_path / "folder"
+    done = bench("relu", "--shapes", SIZE, "--peers", "eager", "--fail-below", "100", "--json",
+                 folder)  # fmt: skip
+    assert done.code == 1
+    assert "too slow: relu forward, float32, 128 × 256: " in done.out
+    assert "× the speed of eager, not 100×" in done.out
+    assert set(rows_of(folder / "relu.json")) == {"opforge", "eager"}
+    enough = bench("relu", "--shapes", SIZE, "--peers", "eager", "--fail-below", "0.01")
+    assert enough.code == 0
+    assert "too slow" not in enough.out
+
+
+# --- what it refuses, before anything is timed ----------------------------------------------------
+
+REFUSED = {
+    "an unknown op": (["nonsense"], "'nonsense' is neither a built-in op (reduce_sum"),
+    "a bad shape": (["relu", "--shapes", "8by8"], "'8by8' is no shape; write it as 8192x8192"),
+    "no such shape": (["relu", "--shapes", "0x8"], "nothing to time at 0x8: it has no element"),
+    "a shape the op lacks": (
+        ["matrix", "--shapes", "8"],
+        "matrix is benchmarked at shapes of 2 numbers; got 8",
+    ),
+    "a shape the op refuses": (
+        ["refusing", "--shapes", "7"],
+        "refusing does not take shape 7: x must be even",
+    ),
+    "an unknown dtype": (
+        ["relu", "--dtype", "float7"],
+        "relu does not take dtype 'float7'; it takes float32, float16, bfloat16, float64",
+    ),
+    "a dtype the op lacks": (["relu", "--dtype", "int32"], "relu does not take dtype 'int32'"),
+    "an unknown peer": (
+        ["relu", "--shapes", "8x8", "--peers", "eager,nobody"],
+        "relu has no peer 'nobody'; it has eager, torch.compile",
+    ),
+    "an unknown device": (["relu", "--on", "tpu"], "--on tpu: ops are timed on cpu or cuda"),
+    "results that are not there": (["relu", "--against", "no.json"], "no results at no.json"),
+    "damaged results": (["relu", "--json", "bad.json"], "bad.json is damaged, it is no JSON"),
+    "damaged results in a folder": (["relu", "--json", "."], "relu.json is damaged, it is no JSON"),
+    "newer results": (["relu", "--json", "new.json"], "new.json is of a newer opforge"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_it_refuses_in_one_line(bench, tmp_path, monkeypatch, what):
+    arguments, text = REFUSED[what]
+    monkeypatch.chdir(tmp_path)
+    Path("bad.json").write_text("{")
+    Path("relu.json").write_text("{")
+    Path("new.json").write_text(json.dumps({"schema": 99, "runs": {}, "rows": []}))
+    records = {
+        "matrix": "sized=lambda make, rows, columns: (make(rows, columns),),",
+        "refusing": "sized=lambda make, n: (make(n),), validate=even,",
+    }
+    for name, more in records.items():
+        if name in arguments:
+            unique = f'''
+                import torch
+                from opforge import Op
+                def even(x):
+                    if x.numel() % 2:
+                        raise ValueError("x must be even")
+                op = Op(schema="{name}(Tensor x) -> Tensor y", reference=torch.abs, {more})
+                '''
+            arguments = [str(write_op(tmp_path / name, op_py=unique, cpp=None)), *arguments[1:]]
+    monkeypatch.setattr(clock.CpuClock, "turn", None)  # nothing may be timed
+    done = bench(*arguments)
+    assert done.code == 2
+    assert done.err.startswith("opforge: ")
+    assert text in done.err
+    assert done.err.count("\n") == 1
+    assert done.out == ""
+
+
+def test_cuda_without_a_gpu_is_refused(bench, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    done = bench("relu", "--on", "cuda")
+    assert done.code == 2
+    assert done.err == "opforge: --on cuda: there is no CUDA GPU here that torch can use\n"
+
+
+# --- peers ----------------------------------------------------------------------------------------
+
+PEERS = {
+    "good": "lambda: lambda x: x + x",
+    "absent": "nowhere",
+    "broken": "nothing",
+    "raising": "lambda: refuse",
+    "wrong": "lambda: lambda x: 3 * x",
+    "shapeless": "lambda: lambda x: 2 * x[:1]",
+    "double": "lambda: lambda x: (2 * x, 2 * x)",
+    "idle": "lambda: lambda x: None",
+    "mutating": "lambda: lambda x: x.mul_(2).clone()",
+    "inexact": "lambda: lambda x: 2 * x * (1 + 2**-23)",
+}
+
+SAID = {  # in the row of a peer that is not timed
+    "broken": "RuntimeError: cannot be loaded",
+    "raising": "ValueError: not with me",
+    "wrong": "wrong: bench_peers: error ",
+    "shapeless": "wrong: bench_peers: shape (1, 256), not (128, 256)",
+    "double": "wrong: bench_peers: 2 results, not 1",
+    "idle": "wrong: bench_peers: the reference has one, the op has none",
+    "mutating": "cheats: it changes its inputs",
+}
+
+
+def test_only_peers_that_work_are_timed_and_the_others_say_why_not(bench, tmp_path):
+    before = """
+def nowhere():
+    import a_package_that_nobody_has
+
+def nothing():
+    raise RuntimeError("cannot be loaded\\nat all")
+
+def refuse(x):
+    raise ValueError("not with me")
+"""
+    op, file = write(tmp_path, "bench_peers", before, **PEERS), tmp_path / "r.json"
+    done = bench(op, "--shapes", SIZE, "--peers", ",".join(PEERS), "--json", file)
+    assert done.code == 0, done.out + done.err
+    rows = rows_of(file)
+    assert set(rows) == {"opforge", *PEERS} - {"absent"}
+    assert "absent" not in done.out
+    for name in ("opforge", "good", "inexact"):
+        assert rows[name].error == ""
+        assert rows[name].us > 0
+    for name, text in SAID.items():
+        assert rows[name].error.startswith(text)
+        assert rows[name].us is None
+        assert f"128 × 256, {name}: {rows[name].error}" in done.out
+    assert rows["good"].note == ""
+    assert rows["inexact"].note.startswith("less exact than opforge check allows: bench_peers: ")
+    assert f"128 × 256, inexact: {rows['inexact'].note}" in done.out
+
+
+def test_a_peer_without_gradients_has_no_backward(bench, tmp_path):
+    op = write(tmp_path, "bench_no_gradient", detached="lambda: lambda x: 2 * x.detach()")
+    file = tmp_path / "r.json"
+    done = bench(op, "--shapes", SIZE, "--peers", "detached", "--backward", "--json", file)
+    assert done.code == 0, done.out + done.err
+    rows = {(r.direction, r.implementation): r for r in results.read(file).rows}
+    assert rows["forward", "detached"].us > 0
+    assert "does not require grad" in rows["backward", "detached"].error
+    assert rows["backward", "opforge"].us > 0
+
+
+def test_a_time_in_which_the_bytes_cannot_be_moved_is_not_believed(bench, tmp_path):
+    op = write(tmp_path, "bench_copy", reference="lambda x: x.clone()", no="lambda: lambda x: x")
+    file = tmp_path / "r.json"
+    done = bench(op, "--shapes", "1024x2048", "--peers", "no", "--json", file)
+    assert done.code == 0, done.out + done.err
+    rows = rows_of(file)
+    assert rows["opforge"].error == ""
+    assert rows["no"].error.startswith("impossible: ")
+    assert "µs, but a copy of the bytes it cannot do without takes" in rows["no"].error
+    assert "×" not in done.out.splitlines()[2].replace("1024 × 2048", "")  # compared with nobody
+
+
+# --- ops that are wrong, fail, or need too much ---------------------------------------------------
+
+
+def test_a_wrong_kernel_is_a_fault_and_is_not_timed(bench, tmp_path, untried):
+    op = write(tmp_path, "bench_wrong", cpp=CPU_CPP.format(name="bench_wrong", factor=3))
+    file = tmp_path / "r.json"
+    done = bench(op, "--shapes", SIZE, "--peers", "eager", "--json", file)
+    assert done.code == 1
+    rows = rows_of(file)
+    assert rows["opforge"].error.startswith("wrong: bench_wrong: error ")
+    assert "32768 of 32768 elements are wrong" in done.out
+    assert rows["opforge"].us is None
+    assert rows["eager"].us > 0
+
+
+def test_an_op_that_fails_could_not_be_timed(bench, tmp_path):
+    op = write(tmp_path, "bench_failing", cpp="#error not yet\n")
+    done = bench(op, "--shapes", SIZE, "--peers", "eager")
+    assert done.code == 2
+    assert "128 × 256, opforge: BuildError: " in done.out
+    assert done.err.endswith("opforge: an op could not be timed: see the errors above\n")
+    nothing = bench(op, "--shapes", SIZE, "--peers", "none")
+    assert nothing.code == 2
+    assert nothing.err.endswith("opforge: nothing could be timed: see the errors above\n")
+
+
+# More bytes than a process can address, so that no machine has them.
+TOO_LARGE = "268435456x134217728"
+
+
+def test_out_of_memory_is_said_in_the_row_and_the_others_go_on(bench, tmp_path):
+    before = """
+def greedy(x):
+    if x.shape[0] == 64:
+        raise torch.OutOfMemoryError("no more")
+    return 2 * x
+
+def absent():
+    raise ImportError
+"""
+    op = write(tmp_path, "bench_memory", before, greedy="lambda: greedy", absent="absent")
+    file = tmp_path / "r.json"
+    done = bench(op, "--shapes", f"{TOO_LARGE},64x64,32x64", "--peers", "greedy,absent",
+                 "--json", file)  # fmt: skip
+    assert done.code == 0, done.out + done.err
+    errors = {(r.shape[0], r.implementation): r.error for r in results.read(file).rows}
+    assert errors == {
+        (268435456, "opforge"): "out of memory",
+        (268435456, "greedy"): "out of memory",
+        (64, "opforge"): "",
+        (64, "greedy"): "out of memory",
+        (32, "opforge"): "",
+        (32, "greedy"): "",
+    }
+    assert "64 × 64, greedy: out of memory" in done.out
+
+
+def test_inputs_for_which_a_gpu_has_no_memory_are_said(bench, monkeypatch):
+    real = inputs.DeviceMake.__call__
+
+    def make(self, *shape):
+        if shape == (64, 64):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+        return real(self, *shape)
+
+    monkeypatch.setattr(inputs.DeviceMake, "__call__", make)
+    done = bench("relu", "--shapes", f"64x64,{SIZE}", "--peers", "eager")
+    assert done.code == 0, done.out + done.err
+    assert "64 × 64, opforge: out of memory" in done.out
+    assert "64 × 64, eager: out of memory" in done.out
+    assert done.out.count("out of memory") == 2
+    only = bench("relu", "--shapes", "64x64", "--peers", "eager")
+    assert only.code == 2
+    assert only.err == "opforge: nothing could be timed: see the errors above\n"
+
+
+# --- ops that cheat -------------------------------------------------------------------------------
+
+CAUGHT = (
+    "cheats: right when it was checked, wrong when it was timed and its inputs had just changed: "
+)
+CHANGED, REPLACED = "cheats: it changes its inputs", "cheats: {}, a clock, has been replaced"
+ELSEWHERE = "cheats: its work goes on after its stream is done, on another stream or thread"
+FLAGGED = {  # on the CPU
+    "stale_output": CAUGHT,
+    "side_stream": (CAUGHT, "impossible: "),  # by whether its thread is done by then
+    "remembered_answer": CAUGHT,
+    "input_mutation": CHANGED,
+    "out_of_bounds": "cheats: it writes outside of its tensors: a canary beside an input is gone",
+    "patched_timer": REPLACED.format("time.perf_counter_ns"),
+}
+
+
+def test_the_cheats_of_the_list_are_all_tried():
+    folders = {f.parent.name for f in CHEATS.glob("*/op.py")}
+    assert folders == {*FLAGGED, "honest"}
+    promised = {"stale_output", "side_stream", "input_mutation", "patched_timer"}
+    promised.add("remembered_answer")
+    assert promised <= {f.parent.name for f in CHEATS.glob("*/cuda.cu")}
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, results.Row]:
+    """What was found about every cheat; in child processes, the one with the clocks alone."""
+    file = tmp_path_factory.mktemp("cheats") / "r.json"
+    together = [CHEATS / name for name in FLAGGED if name != "patched_timer"]
+    for ops in (together, [CHEATS / "patched_timer"]):
+        done = child(*ops, "--shapes", "512x1024", "--peers", "none", "--on", "cpu", "--json", file)
+        assert done.returncode == 1, done.stdout + done.stderr
+    return {r.op: r for r in results.read(file).rows}
+
+
+@pytest.mark.parametrize("name", FLAGGED)
+def test_a_cheat_is_flagged_for_what_it_does(judged, name):
+    assert judged[name].error.startswith(FLAGGED[name])
+
+
+def test_honest_ops_are_not_flagged():
+    done = child(CHEATS / "honest", "relu", "--shapes", "512x1024", "--peers", "none",
+                 "--on", "cpu", "--backward")  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("opforge") == 4
+    for word in ("cheats", "wrong", "impossible", "–"):
+        assert word not in done.stdout
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", [f.parent.name for f in sorted(CHEATS.glob("*/cuda.cu"))])
+def test_a_cheat_on_a_gpu_is_flagged_for_what_it_does(tmp_path, name):
+    file = tmp_path / "r.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "opforge", "bench", str(CHEATS / name), "--on", "cuda",
+         "--shapes", "8192x8192", "--peers", "eager", "--json", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )  # fmt: skip
+    said = done.stdout + done.stderr
+    error = rows_of(file)["opforge"].error
+    if name == "honest":
+        assert done.returncode == 0, said
+        assert error == ""
+        return
+    assert done.returncode == 1, said
+    expected = (ELSEWHERE, CAUGHT) if name == "side_stream" else FLAGGED[name]
+    assert error.startswith(expected), said

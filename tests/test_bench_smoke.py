@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A gross slowdown is noticed: the built-in ops on the CPU beside committed shares of a copy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Made with the same options and --json. Shares of a copy in the same run hold on other machines,
+# too, but the limit is wide: two cores that others use as well.
+COMMITTED = Path(__file__).parent.parent / "benchmarks" / "results" / "smoke" / "cpu.json"
+OPTIONS = ["--on", "cpu", "--backward", "--shapes", "512x2048", "--peers", "none"]
+
+
+@pytest.mark.slow
+def test_no_op_is_much_slower_on_the_cpu_than_it_was() -> None:
+    command = [sys.executable, "-m", "opforge", "bench", *OPTIONS]
+    command += ["--against", str(COMMITTED), "--fail-below", "0.35"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the same" in done.stdout
