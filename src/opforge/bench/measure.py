@@ -106,7 +106,7 @@ class _Measurement:
         case = self._case()
         op = work.op
         self._cost: Cost = op.cost(*case) if self._forward else op.backward_cost(*case)
-        count = clock.sets_for(self._cost.bytes)
+        count = clock.sets_for(self._cost.bytes) if self._cost.bytes else 1  # only checked
         self._sets = make_sets(case, count)
         self._wanted = [] if self._forward else cases.differentiated(op, cases.as_leaves(case))
         self._gradients = [] if self._forward else self._make_gradients(case, count)

@@ -63,7 +63,9 @@ def shares(results: Results, styles: dict[str, int]) -> Html:
     """Bars: each implementation's share of the ceiling."""
     rows = [r for r in results.rows if r.share is not None or r.error]
     titles = grouped(rows, lambda r: r.title)
-    titles = {t: found for t, found in titles.items() if any(share(r) for r in found)}
+    drawn = {t: found for t, found in titles.items() if any(share(r) for r in found)}
+    # What only others compute comes last.
+    titles = dict(sorted(drawn.items(), key=lambda i: all(r.implementation != OURS for r in i[1])))
     if not titles:
         return Html("")
     parts = [tag("p", "100% is the measured ceiling of that workload: as fast as it goes.")]
