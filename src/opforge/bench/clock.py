@@ -99,9 +99,8 @@ class CpuClock:
         for call in calls:
             output = call()
             if keep:
-                outputs.append(output)
+                outputs.append(_copy(output))
         elapsed, other = _now() - before, _other_now(time.CLOCK_MONOTONIC_RAW) - other
-        _copy_last(outputs)
         if not _agree(elapsed * 1e-9, other * 1e-9):
             return None
         return Turn(elapsed * 1e-9 / len(calls), None, outputs)
@@ -191,7 +190,7 @@ class CudaClock:
         queued = _now()
         end.record()
         if keep:
-            _copy_last(outputs)
+            outputs[-1] = _copy(outputs[-1])
         end.synchronize()
         done = _now()
         torch.cuda.synchronize()
@@ -252,10 +251,9 @@ def make_clock(device: str) -> Clock:
     return CudaClock() if device == "cuda" else CpuClock()
 
 
-def _copy_last(outputs: list[Any]) -> None:
-    """Keep the last outputs as they are right now: work may go on in a thread or another stream."""
-    if outputs:
-        outputs[-1] = [None if t is None else t.clone() for t in outputs[-1]]
+def _copy(output: Any) -> list[Any]:
+    """What a call gave, as it is right now: work may go on in a thread or another stream."""
+    return [None if t is None else t.clone() for t in output]
 
 
 def _agree(one: float, other: float) -> bool:

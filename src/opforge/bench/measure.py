@@ -25,6 +25,7 @@ from opforge.bench.contenders import COMPILED, Backward, Forward, functions
 from opforge.bench.inputs import DeviceMake, InputSet, make_sets
 from opforge.bench.results import OURS, Row
 from opforge.check import cases, compare
+from opforge.errors import OpforgeError
 from opforge.op import Cost, Op, as_tuple
 
 Pass = Forward | Backward
@@ -71,6 +72,12 @@ def measure(
     """Rows for everybody; whoever fails, cheats or runs out of memory has an error in its row."""
     try:
         return _Measurement(work, clock, wanted, patience, run, say).rows()
+    except torch.AcceleratorError as error:
+        raise OpforgeError(
+            f"{work.op.name} {work.direction}: the GPU reports an error, after which nothing runs "
+            f"in this process any more: {_first_line(error)}. An access out of bounds, say; "
+            f"`opforge check {work.op.name} --sanitize` finds it"
+        ) from None
     except RuntimeError as error:
         if not _is_out_of_memory(error):
             raise
@@ -188,6 +195,8 @@ class _Measurement:
         """What goes wrong in an action is said in its row."""
         try:
             action()
+        except torch.AcceleratorError:
+            raise
         except Exception as error:  # of an op or a peer: anything may come
             row.error = OUT_OF_MEMORY if _is_out_of_memory(error) else _first_line(error)
         if row.error and self._clock.device == "cuda":
@@ -256,12 +265,13 @@ class _Measurement:
 
         def turn() -> None:
             taken = self._clock.turn(change, c.calls.prepare, c.calls.calls, keep)
+            c.late += taken.leftover > 0
+            if keep:  # which takes a CPU longer: such a turn does not count
+                c.outputs = taken.outputs
+                return
             c.times.append(taken.seconds)
             if taken.host is not None:
                 c.hosts.append(taken.host)
-            c.late += taken.leftover > 0
-            if keep:
-                c.outputs = taken.outputs
 
         self._guarded(c.row, turn)
 
