@@ -17,7 +17,7 @@ import torch
 from helpers import CPU_CPP, write_op
 
 from opforge import cli
-from opforge.bench import clock, inputs, results, runner, shapes
+from opforge.bench import clock, inputs, measure, results, runner, shapes
 
 CHEATS = Path(__file__).parent / "cheats"
 SIZE = "128x256"
@@ -226,6 +226,41 @@ def test_runs_are_merged_and_compared_with_older_ones(bench, tmp_path):
     assert others.err == f"opforge: {file} has none of the rows that were measured now\n"
 
 
+def test_results_of_another_machine_are_not_mixed_in(bench, tmp_path):
+    file = tmp_path / "r.json"
+    assert bench("relu", "--shapes", "8x8", "--peers", "none", "--json", file).code == 0
+    kept = results.read(file)
+    for run in kept.runs.values():
+        run["gpu"] = "NVIDIA H200"
+    kept.write(file)
+    for option in ("--json", "--against"):
+        done = bench("relu", "--shapes", "8x8", option, file)
+        assert done.code == 2
+        assert "r.json has results of NVIDIA H200, these are of the CPU; choose another" in done.err
+
+
+def test_what_had_a_time_before_and_has_none_now_is_a_fault(bench, tmp_path, monkeypatch):
+    file = tmp_path / "r.json"
+    folder = write(tmp_path, "greedy", reference="lambda x: 2 * x")
+    assert bench(folder, "--shapes", "8x8", "--peers", "eager", "--json", file).code == 0
+
+    def no_memory(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("none left")
+
+    monkeypatch.setattr(measure.Forward, "prepare", no_memory)
+    done = bench(folder, "--shapes", "8x8", "--peers", "eager", "--against", file)
+    assert "no time any more: greedy forward, float32, 8 × 8: out of memory" in done.out
+    assert done.code == 1
+
+
+def test_a_peer_that_only_one_of_the_ops_has_is_timed_there(bench, tmp_path):
+    folder = write(tmp_path, "doubling", doubler="lambda: lambda x: x + x")
+    done = bench("relu", folder, "--shapes", "8x8", "--peers", "doubler")
+    assert done.code == 0, done.out + done.err
+    assert done.out.count("doubler") >= 1
+    assert "relu forward" in done.out
+
+
 def test_to_be_slower_than_the_best_other_is_a_fault_if_asked(bench, tmp_path):
     folder = tmp_path / "folder"
     done = bench("relu", "--shapes", SIZE, "--peers", "eager", "--fail-below", "100", "--json",
@@ -269,7 +304,7 @@ REFUSED = {
     "a dtype the op lacks": (["relu", "--dtype", "int32"], "relu does not take dtype 'int32'"),
     "an unknown peer": (
         ["relu", "--shapes", "8x8", "--peers", "eager,nobody"],
-        "relu has no peer 'nobody'; it has eager, torch.compile",
+        "relu: there is no peer 'nobody'; there are eager, torch.compile",
     ),
     "an unknown device": (["relu", "--on", "tpu"], "--on tpu: ops are timed on cpu or cuda"),
     "results that are not there": (["relu", "--against", "no.json"], "no results at no.json"),

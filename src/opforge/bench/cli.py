@@ -73,10 +73,12 @@ def bench(
         raise typer.BadParameter("choose one of --sweep and --shapes")
     chosen = shapes.sweep(device) if sweep else shapes.parse(shape_text) if shape_text else None
     before = results.read(against) if against else None
+    if before is not None and against is not None:
+        results.check_device(before, runner.device_name(device), against)
     records = list(dict.fromkeys(find(name) for name in ops or builtin_names()))
-    for op in records:
+    for op in records:  # what is wrong with a file is said before anything is timed
         if json_file is not None and (file := results.file_for(op.name, json_file)).exists():
-            results.read(file)  # a damaged file: say so beforehand
+            results.check_device(results.read(file), runner.device_name(device), file)
     kept = results.Results()
 
     def keep(new: results.Results) -> None:
@@ -99,16 +101,16 @@ def bench(
     ours = [r for r in kept.rows if r.implementation == results.OURS]
     faults = [r for r in ours if r.error.startswith(("wrong", "cheats", "impossible"))]
     failed = bool(faults)
-    if not failed and not any(r.us for r in kept.rows):
-        raise OpforgeError("nothing could be timed: see the errors above")
     if before is not None:
         least = 0.02 if device == "cuda" else 0.1
-        found = results.compare(before, kept, least)
-        if not found:
+        found, lost = results.compare(before, kept, least), results.lost(before, kept)
+        if not found and not lost:
             raise OpforgeError(f"{against} has none of the rows that were measured now")
-        failed |= show.changes(found, out, fail_below)
+        failed |= show.changes(found, lost, out, fail_below)
     elif fail_below is not None:
         failed |= show.losses(kept, out, fail_below)
+    if not failed and not any(r.us for r in kept.rows):
+        raise OpforgeError("nothing could be timed: see the errors above")
     if not failed and any(r.error and r.error != OUT_OF_MEMORY for r in ours):
         raise OpforgeError("an op could not be timed: see the errors above")
     raise typer.Exit(1 if failed else 0)

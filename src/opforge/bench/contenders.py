@@ -29,11 +29,7 @@ def functions(
     kernel is no contender on a GPU: its peers show what there is to reach.
     """
     assert op.reference is not None
-    known = [EAGER, COMPILED, *op.peers]
-    for name in wanted or ():
-        if name not in known:
-            raise OpforgeError(f"{op.name} has no peer {name!r}; it has {', '.join(known)}")
-    chosen = [n for n in known if wanted is None or n in wanted]
+    chosen = [n for n in (EAGER, COMPILED, *op.peers) if wanted is None or n in wanted]
     found: dict[str, Function | Exception | None] = {}
     if device == "cpu" or has_sources(op, "cuda"):
         found[OURS] = op
@@ -50,6 +46,15 @@ def functions(
             except Exception as error:  # a peer's trouble is not ours
                 found[name] = error
     return found
+
+
+def check_names(ops: Sequence[Op], wanted: Sequence[str] | None) -> None:
+    """A name that no op has as a peer is a mistake; some may have it and others not."""
+    known = dict.fromkeys([EAGER, COMPILED, *(name for op in ops for name in op.peers)])
+    for name in wanted or ():
+        if name not in known:
+            names = ", ".join(op.name for op in ops)
+            raise OpforgeError(f"{names}: there is no peer {name!r}; there are {', '.join(known)}")
 
 
 class Forward:

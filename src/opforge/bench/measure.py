@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from opforge.arguments import check_arguments
 from opforge.bench import clock as clocks
 from opforge.bench import machine, shapes, stats
 from opforge.bench.ceilings import ceilings, limit
@@ -110,8 +109,8 @@ class _Measurement:
         self._draw = random.Random()  # not to be foreseen
         torch._dynamo.reset()  # every workload is compiled for itself, like ours
         clock.begin()
-        case = self._case()
-        op = work.op
+        op, make = work.op, DeviceMake(work.dtype, clock.device)
+        case = shapes.arguments(op, make, work.shape)[work.variant]
         self._cost: Cost = op.cost(*case) if self._forward else op.backward_cost(*case)
         count = clock.sets_for(self._cost.bytes) if self._cost.bytes else 1  # only checked
         self._sets = make_sets(case, count)
@@ -119,18 +118,6 @@ class _Measurement:
         self._gradients = [] if self._forward else self._make_gradients(case, count)
         self._functions = functions(op, wanted, clock.device)
         self._ceilings = ceilings(op, self._cost, case, count, self._forward)
-
-    def _case(self) -> tuple[Any, ...]:
-        work = self._work
-        make = DeviceMake(work.dtype, self._clock.device)
-        case = shapes.arguments(work.op, make, work.shape)[work.variant]
-        try:
-            check_arguments(work.op, case)
-        except (ValueError, TypeError) as error:
-            raise shapes.ShapeError(
-                f"{work.op.name} does not take shape {'x'.join(map(str, work.shape))}: {error}"
-            ) from None
-        return case
 
     def _make_gradients(self, case: tuple[Any, ...], count: int) -> list[InputSet]:
         assert self._work.op.reference is not None

@@ -194,7 +194,18 @@ def store(results: Results, path: Path) -> list[Path]:
 
 def file_for(op: str, path: Path) -> Path:
     """Where the results of an op go: into a file, or into ``<op>.json`` in a folder."""
-    return path / f"{op}.json" if path.is_dir() or path.suffix != ".json" else path
+    is_file = path.is_file() or (path.suffix == ".json" and not path.is_dir())
+    return path if is_file else path / f"{op}.json"
+
+
+def check_device(results: Results, device: str, path: Path) -> None:
+    """Times of one machine do not stand beside those of another kind of machine."""
+    others = {run.get("gpu", "the CPU") for run in results.runs.values()} - {device}
+    if others:
+        raise ResultsError(
+            f"{path} has results of {', '.join(sorted(others))}, these are of {device}; "
+            "choose another file"
+        )
 
 
 @dataclass(frozen=True)
@@ -223,6 +234,12 @@ def compare(old: Results, new: Results, least_noise: float) -> list[Change]:
         noise = max(least_noise, _relative(row) + _relative(then))
         found.append(Change(row, then.share, row.share, noise))
     return found
+
+
+def lost(old: Results, new: Results) -> list[Row]:
+    """Rows of ours that had a time before and have an error now."""
+    timed = {r.key for r in old.rows if r.us}
+    return [r for r in new.rows if r.implementation == OURS and r.error and r.key in timed]
 
 
 def best_other(rows: Iterable[Row]) -> Row | None:

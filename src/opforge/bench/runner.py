@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from opforge.bench import clock as clocks
 from opforge.bench import machine, shapes, stats
+from opforge.bench.contenders import check_names
 from opforge.bench.measure import Workload, measure
 from opforge.bench.results import Results
 from opforge.errors import OpforgeError
@@ -41,7 +43,9 @@ class Options:
         passes = (FORWARD, BACKWARD) if self.backward else (FORWARD,)
         for dtype in self._dtypes(op):
             for shape in self.shapes or shapes.DEFAULT[self.device]:
-                for variant in shapes.arguments(op, _nothing, shape):
+                make = functools.partial(_nothing, dtype)
+                for variant, case in shapes.arguments(op, make, shape).items():
+                    shapes.check(op, case, shape)
                     for direction in passes:
                         yield Workload(op, direction, variant, dtype, shape)
 
@@ -75,6 +79,11 @@ def choose_device(wish: str | None) -> str:
     return wish
 
 
+def device_name(device: str) -> str:
+    """What results are of."""
+    return torch.cuda.get_device_name() if device == "cuda" else "the CPU"
+
+
 def run(
     ops: Sequence[Op],
     options: Options,
@@ -83,6 +92,7 @@ def run(
 ) -> Results:
     """Measure; ``after_each`` gets the rows of every workload as they come."""
     todo = {op: list(options.workloads(op)) for op in ops}
+    check_names(ops, options.peers)
     clock = clocks.make_clock(options.device)
     run_id = machine.run_id()
     facts = machine.provenance(options.device, clock.method, options.commit)
@@ -107,6 +117,6 @@ def run(
     return results
 
 
-def _nothing(*shape: int) -> torch.Tensor:
-    """A tensor that takes no memory: enough to ask a record which variants it has."""
-    return torch.empty(shape, device="meta")
+def _nothing(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    """A tensor that takes no memory: enough to ask a record what it has and takes."""
+    return torch.empty(shape, dtype=dtype, device="meta")

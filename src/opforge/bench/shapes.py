@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from opforge.arguments import check_arguments
 from opforge.check import inputs
 from opforge.errors import OpforgeError
 from opforge.op import Make, Op
@@ -97,6 +98,14 @@ def arguments(
                 f"{len(op.forward.args)} arguments"
             )
     return named
+
+
+def check(op: Op, case: tuple[Any, ...], shape: Shape) -> None:
+    """Arguments that the op does not take are a shape that it does not take."""
+    try:
+        check_arguments(op, case)
+    except (ValueError, TypeError) as error:
+        raise ShapeError(f"{op.name} does not take shape {_text(shape)}: {error}") from None
 
 
 def _resized(op: Op, make: Callable[..., torch.Tensor], shape: Shape) -> tuple[Any, ...]:

@@ -96,8 +96,13 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def changes(found: Sequence[Change], out: Console, fail_below: float | None) -> bool:
-    """What got slower or faster than before; whether that is a fault."""
+def changes(
+    found: Sequence[Change], lost: Sequence[Row], out: Console, fail_below: float | None
+) -> bool:
+    """What got slower or faster than before, or has no time any more; whether that is a fault."""
+    for row in lost:
+        text = f"no time any more: {row.title}, {row.dtype}, {row.size}: {row.error}"
+        out.print(text, highlight=False, markup=False, soft_wrap=True, style="red")
     least = {c.row.key: 1 - c.noise if fail_below is None else fail_below for c in found}
     faults = [c for c in found if c.ratio < least[c.row.key]]
     worse = [c for c in found if c.ratio < max(1 - c.noise, least[c.row.key])]
@@ -113,7 +118,7 @@ def changes(found: Sequence[Change], out: Console, fail_below: float | None) -> 
             out.print(text, highlight=False, markup=False, soft_wrap=True, style=style)
     same = len(found) - len(worse) - len(better)
     out.print(f"{len(worse)} slower, {len(better)} faster, {same} the same", highlight=False)
-    return bool(faults)
+    return bool(faults or lost)
 
 
 def losses(results: Results, out: Console, fail_below: float) -> bool:
