@@ -16,8 +16,9 @@ import pytest
 import torch
 from helpers import CPU_CPP, write_op
 
-from opforge import cli
+from opforge import Op, cli
 from opforge.bench import clock, inputs, measure, results, runner, shapes
+from opforge.errors import RecordError
 
 CHEATS = Path(__file__).parent / "cheats"
 SIZE = "128x256"
@@ -283,6 +284,70 @@ def test_an_error_of_the_gpu_ends_it_in_one_line(bench, tmp_path):
     assert "`opforge check losing --sanitize` finds it" in done.err
 
 
+LOOKUP = """\
+import torch
+from opforge import Op
+
+op = Op(
+    schema="{name}(Tensor table, Tensor rows) -> Tensor y",
+    reference=lambda table, rows: table[rows],
+    dtypes=(torch.float32, torch.int64),
+    sized=lambda make, n: (make(n, 512), torch.randint(0, n, (4,))),
+    {more}
+)
+"""
+
+
+def test_an_op_that_does_not_need_all_of_its_bytes_is_no_cheat(bench, tmp_path):
+    """Eager does not need them either: then it is the record that is wrong, and it can say so."""
+    loose = write_op(tmp_path / "a", op_py=LOOKUP.format(name="loose_rows", more=""), cpp=None)
+    done = bench(loose, "--shapes", "20000", "--peers", "eager", "--json", tmp_path / "a.json")
+    assert done.code == 0, done.out + done.err
+    assert "the record counts too many bytes, give it bytes=" in done.out
+    more = "bytes=lambda table, rows: 2 * 4 * 512 * 4,"
+    exact = write_op(tmp_path / "b", op_py=LOOKUP.format(name="exact_rows", more=more), cpp=None)
+    done = bench(exact, "--shapes", "20000", "--peers", "eager", "--json", tmp_path / "b.json")
+    assert done.code == 0, done.out + done.err
+    assert "the record counts" not in done.out
+    assert rows_of(tmp_path / "b.json")["opforge"].bytes == 16384
+
+
+def test_a_reference_that_raises_at_one_shape_leaves_the_others_their_times(bench, tmp_path):
+    record = """\
+        import torch
+        from opforge import Op
+
+        def reference(x):
+            if x.numel() > 5000:
+                raise ArithmeticError("too much for me")
+            return 2 * x
+
+        op = Op(schema="shy(Tensor x) -> Tensor y", reference=reference, dtypes=(torch.float32,),
+                sized=lambda make, *shape: (make(*shape),))
+        """
+    folder = write_op(tmp_path / "shy", op_py=record, cpp=None)
+    done = bench(folder, "--shapes", "16x64,128x64", "--peers", "eager")
+    assert done.code == 2
+    assert "128 × 64, opforge: ArithmeticError: too much for me" in done.out
+    assert "16 × 64" in done.out
+    assert "an op could not be timed: see the errors above" in done.err
+
+
+def test_a_gate_without_anything_to_compare_with_is_a_mistake(bench):
+    done = bench("relu", "--shapes", "8x8", "--peers", "none", "--fail-below", "0.9")
+    assert done.code == 2
+    assert "--fail-below has nothing to compare with" in done.err
+
+
+def test_a_record_may_not_call_a_peer_by_the_name_of_the_op_itself():
+    with pytest.raises(RecordError, match="calls a peer 'eager', which stands for"):
+        Op(
+            schema="f(Tensor x) -> Tensor y",
+            reference=torch.abs,
+            peers={"eager": lambda: torch.abs},
+        )
+
+
 # --- what it refuses, before anything is timed ----------------------------------------------------
 
 REFUSED = {
@@ -426,7 +491,7 @@ def test_a_time_in_which_the_bytes_cannot_be_moved_is_not_believed(bench, tmp_pa
     rows = rows_of(file)
     assert rows["opforge"].error == ""
     assert rows["no"].error.startswith("impossible: ")
-    assert "µs, but a copy of the bytes it cannot do without takes" in rows["no"].error
+    assert "µs, but moving the bytes that nobody can do without takes" in rows["no"].error
     assert "×" not in done.out.splitlines()[2].replace("1024 × 2048", "")  # compared with nobody
 
 
@@ -491,7 +556,7 @@ def test_inputs_for_which_a_gpu_has_no_memory_are_said(bench, monkeypatch):
     real = inputs.DeviceMake.__call__
 
     def make(self, *shape):
-        if shape == (64, 64):
+        if shape == (64, 64) and self.device != "meta":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
         return real(self, *shape)
 

@@ -86,7 +86,9 @@ CERTAIN, UNCERTAIN = [1.0] * 9, [1.0, 1.0, 1.0, 1.0, 1.0, 1.5, 1.5, 1.5, 1.5]
         ({"a": CERTAIN, "b": UNCERTAIN}, 0.1, False),
         ({"a": UNCERTAIN, "b": UNCERTAIN}, 2.1, True),  # time is up
         ({"a": CERTAIN, "b": CERTAIN[:8]}, 0.1, False),
-        ({"a": CERTAIN, "b": CERTAIN[:8]}, 100.0, False),  # never before the least number
+        ({"a": CERTAIN, "b": CERTAIN[:8]}, 19.0, False),  # not before the least number
+        ({"a": CERTAIN, "b": CERTAIN[:8]}, 21.0, True),  # but for what takes very long
+        ({"a": CERTAIN, "b": CERTAIN[:2]}, 100.0, False),
         ({}, 0.1, False),
     ],
 )
@@ -242,8 +244,7 @@ def record(folder: Path, name: str, more: str, schema: str = "Tensor x) -> Tenso
     return opforge.discover.find(str(write_op(folder / name, op_py=text, cpp=None)))
 
 
-def make(*shape: int) -> torch.Tensor:
-    return torch.randn(shape)
+make = DeviceMake(torch.float32, "cpu")
 
 
 def test_the_wrong_number_of_sizes_is_said(tmp_path):
@@ -516,8 +517,15 @@ GUARDED = {
 }
 
 
+def sets_of(*case: object, count: int) -> list[InputSet]:
+    """Of a case whose float tensors are just made at random."""
+    make = DeviceMake(torch.float32, "cpu")
+    make.made.extend(a for a in case if isinstance(a, torch.Tensor) and a.is_floating_point())
+    return make_sets(make, lambda make: case, count)
+
+
 def guarded(*case: object) -> InputSet:
-    (found,) = make_sets(case, 1)
+    (found,) = sets_of(*case, count=1)
     return found
 
 
@@ -554,7 +562,7 @@ def test_a_change_alters_every_element_and_leaves_no_trace(kind):
 
 
 def test_all_sets_change_and_the_same_draw_gives_the_same_values():
-    sets = make_sets((torch.randn(40, 50), 3), 3)
+    sets = sets_of(torch.randn(40, 50), 3, count=3)
     for draw in (random.Random(5), random.Random(5)):
         for one in sets:
             one.change(draw)
@@ -570,11 +578,20 @@ def test_all_sets_change_and_the_same_draw_gives_the_same_values():
     assert not torch.equal(values[0], values[1])
 
 
-def test_integers_are_labels_and_stay_as_they_are():
-    labels = torch.arange(100)
-    inputs = guarded(torch.randn(100), labels)
-    inputs.change(random.Random(0))
-    assert torch.equal(inputs.case[1], labels)
+def test_what_is_made_of_random_numbers_keeps_its_meaning_and_changes():
+    def case(make):
+        return make(8, 8).tril(), torch.randint(0, 5, (100,)), make(4)
+
+    (inputs,) = make_sets(DeviceMake(torch.float32, "cpu"), case, 1)
+    triangles, labels, draw = set(), set(), random.Random(0)
+    for _ in range(20):
+        inputs.change(draw)
+        triangle, label, _ = inputs.case
+        assert torch.equal(triangle, triangle.tril())
+        assert 0 <= int(label.min()) <= int(label.max()) < 5
+        triangles.add(float(triangle.sum()))
+        labels.add(tuple(label.tolist()))
+    assert len(triangles) == len(labels) == 3
     assert inputs.damages() == []
 
 

@@ -11,7 +11,7 @@ import pytest
 
 # Made with the same options and --json. Shares of a copy in the same run hold on other machines,
 # too, but the limit is wide: two cores that others use as well.
-COMMITTED = Path(__file__).parent.parent / "benchmarks" / "results" / "smoke" / "cpu.json"
+COMMITTED = Path(__file__).parent.parent / "benchmarks" / "smoke" / "cpu.json"
 OPTIONS = ["--on", "cpu", "--backward", "--shapes", "512x2048", "--peers", "none"]
 
 

@@ -37,9 +37,9 @@ def run(*arguments: object) -> str:
     ("name", "shape", "dtype", "message"),
     [
         ("nothing", "8x8", None, "neither a built-in op .* nor an op folder"),
-        ("relu", "8x8", "bfloat15", "'bfloat15' is no dtype; relu takes float32"),
-        ("relu", "8x8", "relu", "is no dtype"),
-        ("relu", "8x8", "int32", "relu does not take int32; it takes float32"),
+        ("relu", "8x8", "bfloat15", "relu does not take dtype 'bfloat15'; it takes float32"),
+        ("relu", "8x8", "relu", "does not take dtype 'relu'"),
+        ("relu", "8x8", "int32", "relu does not take dtype 'int32'; it takes float32"),
         ("relu", "8by8", None, "is no shape"),
         ("relu", "8x8,9x9", None, "2 shapes; profile one at a time"),
     ],

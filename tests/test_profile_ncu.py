@@ -287,7 +287,7 @@ def test_the_profiled_process_marks_each_call_and_tells_what_it_did(
     monkeypatch.setattr(sys, "argv", ["child", "relu", "4x8", "int32", "--facts", str(file)])
     with pytest.raises(SystemExit, match="2"):
         child.main()
-    assert "does not take int32" in json.loads(file.read_text())["error"]
+    assert "does not take dtype 'int32'" in json.loads(file.read_text())["error"]
 
 
 @pytest.mark.cuda

@@ -4,13 +4,17 @@
 from __future__ import annotations
 
 import json
+import statistics
+from collections.abc import Iterator
+from typing import Any
 
-from opforge.bench.results import Row
+from opforge.bench.results import Row, read
 
 from .data import ROOT, Data, timed
-from .text import GENERATED, prose, table
+from .text import GENERATED, enumerated, prose, table
 
-OTHER = ROOT / "benchmarks" / "results" / "do_bench" / "h200.json"
+OTHER = ROOT / "benchmarks" / "do_bench" / "h200.json"
+AGAIN = ROOT / "benchmarks" / "again" / "h200.json"
 WITHIN, FAR = 0.05, 0.1
 
 
@@ -62,6 +66,51 @@ def page(data: Data) -> str:
             "[bench.md](bench.md#another-clock) says where their microseconds come from."
         )
         + table(heads, lines, first=3)
+        + "\n## The ceiling\n\n"
+        + prose("A copy of so many bytes: what `opforge bench` takes as the ceiling, beside them.")
+        + table(
+            ("MB moved", "µs", "GB/s", "do_bench", "", "once", ""), _copies(data, other["rows"]), 0
+        )
+        + "\n## The same again\n\n"
+        + _again(data)
+    )
+
+
+def _copies(data: Data, rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    measured: dict[int, list[float]] = {}
+    for row in timed(data.results):
+        if "copy" in row.ceilings:
+            measured.setdefault(row.bytes, []).append(row.ceilings["copy"])
+    for row in (r for r in rows if r["op"] == "copy"):
+        moved = 2 * 2 * row["shape"][0]  # read and written, in bfloat16
+        if moved in measured:
+            us = statistics.median(measured[moved])
+            yield (
+                f"{moved / 1e6:.0f}",
+                f"{us:.1f}",
+                f"{moved / us / 1e3:.0f}",
+                f"{row['us']:.1f}",
+                f"{row['us'] / us - 1:+.1%}",
+                f"{row['once_us']:.1f}",
+                f"{row['once_us'] / us - 1:+.1%}",
+            )
+
+
+def _again(data: Data) -> str:
+    """Two runs of `opforge bench`, on machines started for each."""
+    first = {r.key: r for r in timed(data.results)}
+    again = read(AGAIN)
+    pairs = [(r, first[r.key]) for r in timed(again) if r.key in first]
+    found = [(abs((r.us or 0.0) / (then.us or 1.0) - 1), r) for r, then in pairs]
+    found.sort(key=lambda pair: pair[0])
+    worst, row = found[-1]
+    (run,) = again.runs.values()
+    shapes = dict.fromkeys(r.size for _, r in found)
+    return prose(
+        f"The built-in ops and eager at {enumerated(list(shapes))} in bfloat16, measured a second "
+        f"time, on a machine started anew ({run['date']} UTC): {len(found)} times, "
+        f"which differ from the first ones by {statistics.median(d for d, _ in found):.1%} in the "
+        f"median and by {worst:.1%} at most ({row.title}, {row.size}, {row.implementation})."
     )
 
 

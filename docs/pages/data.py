@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from opforge.bench import shapes
+from opforge.bench.inputs import DeviceMake
 from opforge.bench.results import OURS, Results, Row
 from opforge.check.results import Report
 from opforge.discover import builtin_names, find
@@ -64,7 +65,7 @@ def load() -> Data:
 
 def _place(record: Op, row: Row) -> tuple[int, int]:
     """Of a row's variant and dtype in its record."""
-    variants = list(shapes.arguments(record, functools.partial(_empty, row.dtype), row.shape))
+    variants = list(shapes.arguments(record, _meta(row.dtype), row.shape))
     dtypes = [str(d).removeprefix("torch.") for d in record.dtypes]
     return variants.index(row.variant), dtypes.index(row.dtype)
 
@@ -77,13 +78,13 @@ def title(row: Row) -> str:
 @functools.cache
 def largest(record: Op, variant: str, dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of the largest tensor among the arguments of a workload."""
-    case = shapes.arguments(record, functools.partial(_empty, dtype), shape)[variant]
+    case = shapes.arguments(record, _meta(dtype), shape)[variant]
     return max(sum_of_bytes([a]) for a in case if isinstance(a, torch.Tensor))
 
 
-def _empty(dtype: str, *sizes: int) -> torch.Tensor:
-    """A tensor that takes no memory."""
-    return torch.empty(sizes, dtype=getattr(torch, dtype), device="meta")
+def _meta(dtype: str) -> DeviceMake:
+    """Makes tensors that take no memory."""
+    return DeviceMake(getattr(torch, dtype), "meta")
 
 
 def implementations(rows: list[Row]) -> list[str]:

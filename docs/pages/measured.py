@@ -54,7 +54,7 @@ def memory(data: Data, op: Op) -> str:
         kinds = {"extra": "extra_bytes", "kept": "saved_bytes"}
         for word, field in kinds.items() if direction == "backward" else [("extra", "extra_bytes")]:
             values = [getattr(by_name[n], field) if n in by_name else None for n in names]
-            cells = ["–" if v is None else size(max(v, 0)) for v in values]
+            cells = ["–" if v is None else size(v) for v in values]
             lines.append([f"{_pass(direction, variant)}, {word}", *cells])
     return prose(
         f"{rows[0].size}, {rows[0].dtype}. Extra is the peak beyond inputs and outputs; kept is "

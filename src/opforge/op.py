@@ -74,7 +74,9 @@ class Op:
         validate: raises ValueError or TypeError for arguments the reference would accept but the
             op does not, with a message that names the argument.
         cases: yields argument tuples, given a :class:`Make`.
-        operations: arithmetic operations per call, for the roofline; bytes follow from the tensors.
+        operations: arithmetic operations per call, for the roofline.
+        bytes: the fewest bytes a call must move, where that is less than all its tensors (a lookup
+            in a table, say); by default every tensor is read or written once.
         sized: ``sized(make, *shape)`` gives the arguments of a benchmark of that shape, or a dict
             of them by name where several are worth timing. By default a case is resized.
         peers: other ways to compute the op, by name: functions that import one and return a
@@ -97,6 +99,7 @@ class Op:
     validate: Callable[..., None] | None = None
     cases: Callable[[Make], Iterable[tuple[Any, ...]]] | None = None
     operations: Callable[..., int] | None = None
+    bytes: Callable[..., int] | None = None
     sized: Callable[..., Any] | None = None
     peers: Mapping[str, Callable[[], Callable[..., Any]]] = field(default_factory=dict)
     product: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None
@@ -130,6 +133,11 @@ class Op:
             raise RecordError(
                 f"the record of {self.name} says like={self.like!r}, "
                 f"but its (not optional) tensor inputs are {', '.join(tensors)}"
+            )
+        if taken := {"opforge", "eager", "torch.compile"} & set(self.peers):
+            raise RecordError(
+                f"the record of {self.name} calls a peer {taken.pop()!r}, which stands for the op "
+                "itself or its reference; choose another name"
             )
         self._check_names_are_distinct()
         schemas.check_name(self.namespace, "namespace")
@@ -170,7 +178,8 @@ class Op:
         read = sum_of_bytes(a for a in args if isinstance(a, torch.Tensor))
         written = sum_of_bytes(outputs)
         operations = self.operations(*args) if self.operations else 0
-        return Cost(read + written, operations, written, read + written)
+        moved = min(self.bytes(*args), read + written) if self.bytes else read + written
+        return Cost(moved, operations, min(written, moved), moved)
 
     def backward_cost(self, *args: Any) -> Cost:
         """Gradients and what was saved read once, new gradients written once.

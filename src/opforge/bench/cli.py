@@ -72,6 +72,10 @@ def bench(
     if sweep and shape_text:
         raise typer.BadParameter("choose one of --sweep and --shapes")
     chosen = shapes.sweep(device) if sweep else shapes.parse(shape_text) if shape_text else None
+    if fail_below is not None and against is None and peers == "none":
+        raise typer.BadParameter(
+            "--fail-below has nothing to compare with: name peers or --against"
+        )
     before = results.read(against) if against else None
     if before is not None and against is not None:
         results.check_device(before, runner.device_name(device), against)
@@ -94,8 +98,10 @@ def bench(
         None if peers == "all" else [] if peers == "none" else _parts(peers),
         commit,
     )
-    runner.run(records, options, keep)
-    show.on_console(kept, out)
+    try:
+        runner.run(records, options, keep)
+    finally:  # what there is, even if it was interrupted
+        show.on_console(kept, out)
     if json_file is not None:
         out.print(f"written to {json_file}", highlight=False)
     ours = [r for r in kept.rows if r.implementation == results.OURS]
@@ -107,6 +113,9 @@ def bench(
         if not found and not lost:
             raise OpforgeError(f"{against} has none of the rows that were measured now")
         failed |= show.changes(found, lost, out, fail_below)
+        alone = len([r for r in ours if r.us]) - len(found)
+        if alone > 0:
+            out.print(f"{alone} not in {against}", highlight=False)
     elif fail_below is not None:
         failed |= show.losses(kept, out, fail_below)
     if not failed and not any(r.us for r in kept.rows):

@@ -130,4 +130,4 @@ class Backward:
         results = {g.untyped_storage()._cdata: g for g in found if g is not None}
         mine = {g.untyped_storage()._cdata for s in self._gradients for g in s.case}
         new = sum_of_bytes(g for key, g in results.items() if key not in mine)
-        return (None if peak is None else max(peak - new, 0)), kept
+        return (None if peak is None else peak - new), kept

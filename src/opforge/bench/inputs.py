@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Input sets that tell when something was done to them.
 
-Every tensor lies between two canaries. Just before every timed turn all of them get other values,
-from a pool at a random offset and scale: who remembers an answer, or reads too early, is wrong.
+Every tensor lies between two canaries. Just before every timed turn all of them get other values:
+who remembers an answer, or reads too early, is wrong. What the record just makes at random comes
+from a pool, at a random offset and scale. What it makes of that (labels, a triangular matrix, a
+table of sines) may have a meaning that this would destroy: there it is one of a few whole draws.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +19,7 @@ import torch
 _GUARD = 4096  # bytes on either side; a multiple of every alignment that kernels look for
 _CANARY = 0xA5
 _REACH = 4096  # elements by which a pool is longer than its tensor
+_DRAWS = 3  # of what cannot be shifted
 
 
 @dataclass(frozen=True)
@@ -24,44 +28,38 @@ class DeviceMake:
 
     dtype: torch.dtype
     device: str
+    made: list[torch.Tensor] = field(default_factory=list, repr=False)
 
     def __call__(self, *shape: int) -> torch.Tensor:
         """A random tensor of this shape."""
-        return torch.randn(shape, dtype=torch.float32, device=self.device).to(self.dtype)
+        tensor = torch.randn(shape, dtype=torch.float32, device=self.device).to(self.dtype)
+        self.made.append(tensor)
+        return tensor
 
 
 class Guarded:
     """A tensor between canaries, with the strides of ``like``."""
 
-    def __init__(self, like: torch.Tensor, pool: torch.Tensor | None) -> None:
+    def __init__(self, like: torch.Tensor, source: _Source) -> None:
+        self._source = source
         span = _span(like)
-        size = span * like.element_size()
+        self._size = span * like.element_size()
         self._buffer = torch.full(
-            (size + 2 * _GUARD,), _CANARY, dtype=torch.uint8, device=like.device
+            (self._size + 2 * _GUARD,), _CANARY, dtype=torch.uint8, device=like.device
         )
-        inner = self._buffer[_GUARD : _GUARD + size]
-        self._flat = inner.view(like.dtype) if size else like.new_empty(0)
-        self._pool = pool
-        self._offset, self._scale = 0, 1.0
+        inner = self._buffer[_GUARD : _GUARD + self._size]
+        self._flat = inner.view(like.dtype) if self._size else like.new_empty(0)
         self.tensor = self._flat.as_strided(like.shape, like.stride())
-        self._original, self._size = _memory(like), size
+        self._choice: _Choice = (0, 1.0)
         self._restore()
 
     def change(self, draw: random.Random) -> None:
         """Other values, without a trace in the tensor's version counter."""
-        if self._pool is not None:
-            self._offset, self._scale = draw.randrange(_REACH), draw.uniform(0.5, 1.0)
-            self._restore()
+        self._choice = self._source.choose(draw)
+        self._restore()
 
     def _restore(self) -> None:
-        if self._pool is None:
-            self._flat.data.copy_(self._original)
-        else:
-            torch.mul(self._given(), self._scale, out=self._flat.data)
-
-    def _given(self) -> torch.Tensor:
-        assert self._pool is not None
-        return self._pool[self._offset : self._offset + self._flat.numel()]
+        self._flat.data.copy_(self._source.values(self._choice, self._flat.numel()))
 
     def damage(self) -> str:
         """What was done to the tensor or around it; "" if nothing was.
@@ -69,10 +67,8 @@ class Guarded:
         It is repaired: the next one is not to blame, and the truth is about the right inputs.
         """
         found = ""
-        if self._pool is None:
-            same = torch.equal(self._flat, self._original)
-        else:
-            same = torch.equal(self._flat.nan_to_num(), (self._given() * self._scale).nan_to_num())
+        right = self._source.values(self._choice, self._flat.numel())
+        same = torch.equal(_comparable(self._flat), _comparable(right))
         if not same:
             self._restore()
             found = "changes its inputs"
@@ -83,13 +79,48 @@ class Guarded:
         return found
 
 
+_Choice = tuple[int, float]
+
+
+class _Pool:
+    """Values for a tensor of random numbers and a few more."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        flat = _memory(tensor)
+        more = flat.repeat(-(-_REACH // flat.numel()))[:_REACH]
+        self._values = torch.cat([flat, more])
+
+    def choose(self, draw: random.Random) -> _Choice:
+        return draw.randrange(_REACH), draw.uniform(0.5, 1.0)
+
+    def values(self, choice: _Choice, count: int) -> torch.Tensor:
+        offset, scale = choice
+        return self._values[offset : offset + count] * scale
+
+
+class _Draws:
+    """A few tensors, each as the record makes them."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._values = [_memory(t) for t in tensors]
+
+    def choose(self, draw: random.Random) -> _Choice:
+        return draw.randrange(len(self._values)), 1.0
+
+    def values(self, choice: _Choice, count: int) -> torch.Tensor:
+        return self._values[choice[0]]
+
+
+_Source = _Pool | _Draws
+
+
 class InputSet:
     """The arguments of one call, guarded."""
 
-    def __init__(self, case: tuple[Any, ...], pools: list[torch.Tensor | None]) -> None:
+    def __init__(self, case: tuple[Any, ...], sources: list[_Source | None]) -> None:
         self._guarded = [
-            Guarded(a, pool) if isinstance(a, torch.Tensor) else None
-            for a, pool in zip(case, pools, strict=True)
+            None if source is None else Guarded(a, source)
+            for a, source in zip(case, sources, strict=True)
         ]
         self.case = tuple(
             a if g is None else g.tensor for a, g in zip(case, self._guarded, strict=True)
@@ -107,19 +138,35 @@ class InputSet:
         return [d for d in found if d]
 
 
-def make_sets(case: tuple[Any, ...], count: int) -> list[InputSet]:
-    """So many sets of one case; they share the pools their values are drawn from."""
-    pools = [_pool(a) for a in case]
-    return [InputSet(case, pools) for _ in range(count)]
+def make_sets(
+    make: DeviceMake, cases: Callable[[DeviceMake], tuple[Any, ...]], count: int
+) -> list[InputSet]:
+    """So many sets of one case; they share what their values are drawn from."""
+    case = cases(make)
+    made = {id(t) for t in make.made}
+    shifted = [id(a) in made and a.numel() > 0 for a in case]
+    others = any(isinstance(a, torch.Tensor) and not s for a, s in zip(case, shifted, strict=True))
+    draws = [case, *(cases(make) for _ in range(_DRAWS - 1 if others else 0))]
+    sources: list[_Source | None] = []
+    for i, value in enumerate(case):
+        if not isinstance(value, torch.Tensor):
+            sources.append(None)
+        elif shifted[i]:
+            sources.append(_Pool(value))
+        else:  # of the same shape and strides, or it cannot take the place of the first
+            alike = [d[i] for d in draws if _alike(d[i], value)]
+            sources.append(_Draws(alike))
+    make.made.clear()
+    return [InputSet(case, sources) for _ in range(count)]
 
 
-def _pool(value: Any) -> torch.Tensor | None:
-    """Values for a tensor and a few more; integers (labels, positions) stay as they are."""
-    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or not value.numel():
-        return None
-    span = _span(value)
-    flat = _memory(value)
-    return flat.repeat(-(-(span + _REACH) // flat.numel()))[: span + _REACH]
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (one.shape, one.stride(), one.dtype) == (other.shape, other.stride(), other.dtype)
+
+
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """Without NaN, which is not equal to itself."""
+    return tensor.nan_to_num() if tensor.is_floating_point() else tensor
 
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:

@@ -46,7 +46,7 @@ def provenance(device: str, method: str, commit: str | None) -> dict[str, Any]:
     if device == "cuda":
         facts["gpu"] = torch.cuda.get_device_name()
         facts["cuda"] = torch.version.cuda
-        with _nvml() as nvml:
+        with _nvml() as nvml, contextlib.suppress(Exception):  # not every driver answers all
             if nvml is not None:
                 facts["driver"] = nvml.nvmlSystemGetDriverVersion()
                 handle = _handle(nvml)
@@ -60,7 +60,7 @@ def state(device: str) -> dict[str, Any]:
     """Clocks, power and temperature right now, and what holds the clocks down."""
     if device != "cuda":
         return {}
-    with _nvml() as nvml:
+    with _nvml() as nvml, contextlib.suppress(Exception):  # not every driver answers all
         if nvml is None:
             return {}
         handle = _handle(nvml)
@@ -78,6 +78,7 @@ def state(device: str) -> dict[str, Any]:
             "celsius": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             "held_down_by": ", ".join(dict.fromkeys(held)),
         }
+    return {}
 
 
 def _reason_bit(nvml: Any, name: str) -> int:
@@ -116,9 +117,16 @@ def _cpu() -> str:
 
 def _commit() -> str:
     """The commit of the sources, with -dirty where they differ from it; "" where there is none."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    here = Path(__file__)
+    git = ["git", "-C", str(here.parent)]
+    try:  # an environment inside of another repository is not of that repository
+        for command in (
+            ["ls-files", "--error-unmatch", here.name],
+            ["describe", "--always", "--dirty"],
+        ):
+            done = subprocess.run([*git, *command], capture_output=True, text=True, timeout=10)
+            if done.returncode != 0:
+                return ""
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return done.stdout.strip()

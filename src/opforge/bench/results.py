@@ -173,7 +173,9 @@ def read(path: Path) -> Results:
     try:
         results = Results([_row(r) for r in data["rows"]], dict(data["runs"]))
         missing = {r.run for r in results.rows} - set(results.runs)
-    except (KeyError, TypeError, AttributeError) as error:
+        if not all(isinstance(run, dict) for run in results.runs.values()):
+            raise TypeError("the provenance of a run is no object")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ResultsError(f"{path} is damaged: {type(error).__name__}: {error}") from None
     if missing:
         raise ResultsError(f"{path} is damaged: no provenance for run {sorted(missing)[0]}")
@@ -229,7 +231,9 @@ def compare(old: Results, new: Results, least_noise: float) -> list[Change]:
     found = []
     for row in new.rows:
         then = before.get(row.key)
-        if row.implementation != OURS or then is None or row.share is None or then.share is None:
+        if row.implementation != OURS or then is None or row.error or then.error:
+            continue
+        if row.share is None or then.share is None:
             continue
         noise = max(least_noise, _relative(row) + _relative(then))
         found.append(Change(row, then.share, row.share, noise))
@@ -238,7 +242,7 @@ def compare(old: Results, new: Results, least_noise: float) -> list[Change]:
 
 def lost(old: Results, new: Results) -> list[Row]:
     """Rows of ours that had a time before and have an error now."""
-    timed = {r.key for r in old.rows if r.us}
+    timed = {r.key for r in old.rows if r.us and not r.error}
     return [r for r in new.rows if r.implementation == OURS and r.error and r.key in timed]
 
 
@@ -259,7 +263,26 @@ def _row(data: dict[str, Any]) -> Row:
     known = {f.name for f in fields(Row)}
     values = {("direction" if k == "pass" else k): v for k, v in data.items()}
     kept = {k: v for k, v in values.items() if k in known}
-    return Row(**{"variant": "", **kept, "shape": tuple(kept["shape"])})
+    row = Row(**{"variant": "", **kept, "shape": tuple(kept["shape"])})
+    _must_be_sound(row)
+    return row
+
+
+def _must_be_sound(row: Row) -> None:
+    """A file may have been edited: what is calculated with has to be a number."""
+    known = ("us", "low", "high", "spread", "host_us", "extra_bytes", "saved_bytes")
+    maybe = [getattr(row, name) for name in (*known, "ulp_max", "ulp_rms")]
+    sure = [row.bytes, row.operations, *row.shape, *row.ceilings.values()]
+    words = (row.op, row.direction, row.variant, row.dtype, row.implementation, row.error, row.note)
+    if not all(v is None or is_number(v) for v in maybe) or not all(map(is_number, sure)):
+        raise TypeError(f"no number where one should be, in {row.key}")
+    if not all(isinstance(w, str) for w in words):
+        raise TypeError(f"no text where text should be, in {row.key}")
+
+
+def is_number(value: Any) -> bool:
+    """Whether one can calculate with a value of a file."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _rounded(value: Any) -> Any:

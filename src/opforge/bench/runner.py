@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from opforge.bench import clock as clocks
 from opforge.bench import machine, shapes, stats
 from opforge.bench.contenders import check_names
+from opforge.bench.inputs import DeviceMake
 from opforge.bench.measure import Workload, measure
 from opforge.bench.results import Results
 from opforge.errors import OpforgeError
@@ -42,15 +42,15 @@ class Options:
         """Everything to be timed of one op."""
         passes = (FORWARD, BACKWARD) if self.backward else (FORWARD,)
         for dtype in self._dtypes(op):
-            for shape in self.shapes or shapes.DEFAULT[self.device]:
-                make = functools.partial(_nothing, dtype)
+            for shape in self.shapes or shapes.default(op, self.device):
+                make = DeviceMake(dtype, "meta")  # enough to ask what a record has and takes
                 for variant, case in shapes.arguments(op, make, shape).items():
                     shapes.check(op, case, shape)
                     for direction in passes:
                         yield Workload(op, direction, variant, dtype, shape)
 
     def _dtypes(self, op: Op) -> Sequence[torch.dtype]:
-        if "all" in self.dtypes:
+        if list(self.dtypes) == ["all"]:
             return op.dtypes
         if not self.dtypes:
             usual = torch.bfloat16 if self.device == "cuda" else torch.float32
@@ -115,8 +115,3 @@ def run(
                 after_each(new)
                 progress.advance(task)
     return results
-
-
-def _nothing(dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """A tensor that takes no memory: enough to ask a record what it has and takes."""
-    return torch.empty(shape, dtype=dtype, device="meta")

@@ -6,8 +6,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,6 +16,18 @@ from opforge.errors import OpforgeError
 from opforge.op import Make, Op
 
 Shape = tuple[int, ...]
+
+
+class Makes(Protocol):
+    """What makes the tensors of a record: ``make(8, 33)``, on ``make.device``."""
+
+    @property
+    def device(self) -> str:
+        """Where they are."""
+
+    def __call__(self, *shape: int) -> torch.Tensor:
+        """A random tensor of this shape."""
+
 
 # Round and odd ones of 128 MB and more in bfloat16, as transformers have them.
 LARGE: list[Shape] = [
@@ -32,9 +43,14 @@ LARGE: list[Shape] = [
 SMALL: list[Shape] = [(8, 64), (128, 1024), (512, 4096)]
 ODD: list[Shape] = [(1, 131072), (131072, 96), (4095, 4097)]
 NAMED = {"large": LARGE, "small": SMALL, "odd": ODD, "all": [*SMALL, *LARGE, *ODD]}
-DEFAULT = {
+DEFAULT: dict[str, list[Shape]] = {
     "cuda": [(512, 4096), (8192, 8192), (4096, 50257)],
     "cpu": [(128, 1024), (1024, 4096), (1023, 4097)],
+}
+# For ops that are not benchmarked at rows and columns.
+_DEFAULT_OF: dict[str, dict[int, list[Shape]]] = {
+    "cuda": {1: [(1 << 26,)], 3: [(1024, 1024, 1024), (4096, 4096, 4096)]},
+    "cpu": {1: [(1 << 22,)], 3: [(256, 256, 256), (512, 512, 512)]},
 }
 _MOST = 1 << 56  # elements: what torch can count in bytes, and far more than any memory holds
 
@@ -64,6 +80,15 @@ def parse(text: str) -> list[Shape]:
     return list(dict.fromkeys(found))
 
 
+def default(op: Op, device: str) -> list[Shape]:
+    """The shapes of an op for which none are named."""
+    if op.sized is not None:
+        numbers = list(inspect.signature(op.sized).parameters.values())[1:]
+        if all(p.kind is p.POSITIONAL_OR_KEYWORD for p in numbers):
+            return _DEFAULT_OF[device].get(len(numbers), DEFAULT[device])
+    return DEFAULT[device]
+
+
 def sweep(device: str) -> list[Shape]:
     """Cost as the work grows: more rows of one width, then wider rows, then odd widths."""
     top = 14 if device == "cuda" else 11
@@ -73,9 +98,7 @@ def sweep(device: str) -> list[Shape]:
     return list(dict.fromkeys([*rows, *columns, *odd]))
 
 
-def arguments(
-    op: Op, make: Callable[..., torch.Tensor], shape: Shape
-) -> dict[str, tuple[Any, ...]]:
+def arguments(op: Op, make: Makes, shape: Shape) -> dict[str, tuple[Any, ...]]:
     """An op's arguments at a shape, by the name of the variant; "" where there is just one."""
     if op.sized is None:
         return {"": _resized(op, make, shape)}
@@ -90,8 +113,9 @@ def arguments(
         found = op.sized(make, *shape)
     except (IndexError, ValueError) as error:
         raise ShapeError(f"{op.name} has no arguments of shape {_text(shape)}: {error}") from None
-    named = found if isinstance(found, dict) else {"": found}
-    for case in named.values():
+    named = dict(found) if isinstance(found, dict) else {"": found}
+    for name, case in named.items():
+        named[name] = tuple(a.to(make.device) if isinstance(a, torch.Tensor) else a for a in case)
         if len(case) != len(op.forward.args):
             raise ShapeError(
                 f"sized() of {op.name} gives {len(case)} values, its schema has "
@@ -108,7 +132,7 @@ def check(op: Op, case: tuple[Any, ...], shape: Shape) -> None:
         raise ShapeError(f"{op.name} does not take shape {_text(shape)}: {error}") from None
 
 
-def _resized(op: Op, make: Callable[..., torch.Tensor], shape: Shape) -> tuple[Any, ...]:
+def _resized(op: Op, make: Makes, shape: Shape) -> tuple[Any, ...]:
     """A case of the record with other sizes: dims that were equal stay equal."""
     for case in op.iter_cases(Make(op.dtypes[0])):
         first = next(a for a in case if isinstance(a, torch.Tensor))
@@ -123,11 +147,11 @@ def _resized(op: Op, make: Callable[..., torch.Tensor], shape: Shape) -> tuple[A
     )
 
 
-def _other(tensor: torch.Tensor, make: Callable[..., torch.Tensor], new: dict[int, int]) -> Any:
+def _other(tensor: torch.Tensor, make: Makes, new: dict[int, int]) -> Any:
     shape = tuple(new.get(n, n) for n in tensor.shape)
     if tensor.is_floating_point():
         return make(*shape)
-    return inputs.resample(tensor, shape).to(make().device)
+    return inputs.resample(tensor, shape).to(make.device)
 
 
 def _text(shape: Shape) -> str:

@@ -46,7 +46,11 @@ def on_console(results: Results, out: Console) -> None:
 
 def _table(workloads: Sequence[dict[str, Row]]) -> Table:
     lines = [(rows, best_other(rows.values())) for rows in workloads]
-    cells = [_cells(row, best) for rows, best in lines for row in rows.values()]
+    cells = []
+    for rows, best in lines:
+        of_one = [_cells(row, best) for row in rows.values()]
+        of_one[0]["shape"] = next(iter(rows.values())).size
+        cells += of_one
     if not any(r.ceiling == "product" for rows in workloads for r in rows.values()):
         for line in cells:
             line["TFLOP/s"] = ""
@@ -64,13 +68,12 @@ def _cells(row: Row, best: Row | None) -> dict[str, str]:
     if row.us is None or row.error:
         return {
             **dict.fromkeys(_HEADS, ""),
-            "shape": row.size if row.implementation == OURS else "",
             "": row.implementation,
             "µs": "–",
         }
     width = 50 * ((row.high or 0) - (row.low or 0)) / row.us if row.us else 0.0
     return {
-        "shape": row.size if row.implementation == OURS else "",
+        "shape": "",
         "": row.implementation,
         "µs": f"{row.us:.2f}" if row.us < 1000 else f"{row.us:.0f}",
         "±": f"{width:.1f}%",

@@ -13,6 +13,7 @@ from opforge import discover
 from opforge.arguments import check_arguments
 from opforge.bench import shapes
 from opforge.bench.inputs import DeviceMake
+from opforge.bench.runner import dtype_of
 from opforge.build.load import find_prebuilt
 from opforge.build.plan import has_sources
 from opforge.check.cases import as_leaves, differentiable
@@ -112,15 +113,9 @@ def _backward(op: Op, case: tuple[Any, ...]) -> Callable[[], Any]:
 
 
 def _dtype(op: Op, name: str | None) -> torch.dtype:
-    known = ", ".join(str(d).removeprefix("torch.") for d in op.dtypes)
     if name is None:  # what models are trained in
         return torch.bfloat16 if torch.bfloat16 in op.dtypes else op.dtypes[0]
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ProfileError(f"{name!r} is no dtype; {op.name} takes {known}")
-    if dtype not in op.dtypes:
-        raise ProfileError(f"{op.name} does not take {name}; it takes {known}")
-    return dtype
+    return dtype_of(op, name)
 
 
 def _try_on_meta(request: Request) -> None:
