@@ -118,14 +118,15 @@ def test_it_shows_times_shares_and_everybody_by_name(bench, tmp_path):
         assert title in done.out
     table = done.out.split("backward, float32")[0].splitlines()
     heads, ours, eager, compiled = (line.split() for line in table[1:5])
-    assert heads == ["shape", "µs", "±", "GB/s", "%", "speed"]
+    assert heads == ["shape", "MB", "Mop", "µs", "±", "GB/s", "%", "speed"]
     assert (ours[:4], eager[0], compiled[0]) == (
-        ["128", "×", "256", "opforge"], "eager", "torch.compile"
+        ["128", "×", "256", "0.263"], "eager", "torch.compile"
     )  # fmt: skip
-    assert float(ours[4]) > 0
+    assert ours[4:6] == ["0.0983", "opforge"]
+    assert float(ours[6]) > 0
     assert ours[-2].endswith("×")
     assert ours[-1] in ("eager", "torch.compile")
-    assert "% is of the ceiling: a copy of the same bytes" in done.out
+    assert "% is of the ceiling: a copy of the same bytes" in " ".join(done.out.split())
     assert f"written to {tmp_path / 'r.json'}" in done.out
 
     kept = results.read(tmp_path / "r.json")

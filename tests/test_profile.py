@@ -104,8 +104,10 @@ def test_shapes_are_cut_from_the_front() -> None:
 
 @pytest.mark.sim
 def test_the_simulator_tells_the_traffic_and_the_code_is_joined_by_name() -> None:
-    wanted = request.resolve("relu", "64x256", "bfloat16", backward=False)
     code = Kernel("elementwise_vectors", registers=24)
+    wanted = request.resolve("relu", "64x256", "bf16", backward=False)
+    assert [c.what for c in unmeasured.simulate(wanted, [code])] == ["relu(64x256)"]
+    wanted = request.resolve("relu", "64x256", "bf16", backward=True)
     forward, backward = unmeasured.simulate(wanted, [code])
     assert forward.what == "relu(64x256)"
     assert forward.verdict == "moves 65.5 KB; it must move 65.5 KB"

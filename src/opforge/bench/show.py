@@ -12,12 +12,14 @@ from rich.table import Table
 from opforge.bench.results import OURS, Change, Results, Row, best_other
 
 LEGEND = (
-    "% is of the ceiling: a copy of the same bytes (for ops that only read, the faster of copying "
-    "and reading; for matrix work the library's product), timed in the same run. ± is the 95% "
-    "confidence interval of the median. host: what a call costs the CPU that makes it."
+    "MB and Mop: what must be moved and computed, by the record. % is of the ceiling: a copy of "
+    "the same bytes (for ops that only read, the faster of copying and reading; for matrix work "
+    "the library's product), timed in the same run. ± is the 95% confidence interval of the "
+    "median. host: what a call costs the CPU that makes it."
 )
 
-_HEADS = ("shape", "", "µs", "±", "GB/s", "TFLOP/s", "%", "speed", "host µs", "extra MB")
+_FIRST = ("shape", "MB", "Mop")  # of a workload, on its first line
+_HEADS = (*_FIRST, "", "µs", "±", "GB/s", "TFLOP/s", "%", "speed", "host µs", "extra MB")
 
 
 def on_console(results: Results, out: Console) -> None:
@@ -49,7 +51,10 @@ def _table(workloads: Sequence[dict[str, Row]]) -> Table:
     cells = []
     for rows, best in lines:
         of_one = [_cells(row, best) for row in rows.values()]
-        of_one[0]["shape"] = next(iter(rows.values())).size
+        first = next(iter(rows.values()))
+        of_one[0]["shape"] = first.size
+        of_one[0]["MB"] = _millions(first.bytes)
+        of_one[0]["Mop"] = _millions(first.operations)
         cells += of_one
     if not any(r.ceiling == "product" for rows in workloads for r in rows.values()):
         for line in cells:
@@ -73,7 +78,7 @@ def _cells(row: Row, best: Row | None) -> dict[str, str]:
         }
     width = 50 * ((row.high or 0) - (row.low or 0)) / row.us if row.us else 0.0
     return {
-        "shape": "",
+        **dict.fromkeys(_FIRST, ""),
         "": row.implementation,
         "µs": f"{row.us:.2f}" if row.us < 1000 else f"{row.us:.0f}",
         "±": f"{width:.1f}%",
@@ -93,6 +98,10 @@ def _speed(row: Row, best: Row | None) -> str:
     ratio = best.us / row.us
     colour = "green" if ratio >= 0.98 else "yellow" if ratio >= 0.9 else "red"
     return f"[{colour}]{ratio:.2f}×[/] {escape(best.implementation)}"
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.0f}" if count >= 1e8 else f"{count / 1e6:.3g}" if count else ""
 
 
 def _number(value: float | None, form: str) -> str:

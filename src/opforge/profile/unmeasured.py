@@ -70,7 +70,7 @@ def look(request: Request) -> Known:
 
 
 def simulate(request: Request, kernels: list[Kernel]) -> list[Call]:
-    """The calls of the request, forward and backward, each kernel with what its code is known for.
+    """The calls of the request, each kernel with what its code is known for.
 
     The first dims are cut so that it takes a second: counts per request do not depend on them.
     """
@@ -86,7 +86,7 @@ def simulate(request: Request, kernels: list[Kernel]) -> list[Call]:
             stats.verdict(call),
         )
         for variant, case in made.items()
-        for call in stats.measure_case(op, as_leaves(case))
+        for call in stats.measure_case(op, as_leaves(case) if request.backward else case)
     ]
 
 
