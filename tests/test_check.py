@@ -346,6 +346,8 @@ def test_an_interrupted_check_leaves_no_process_behind(tmp_path):
     check = subprocess.Popen(
         [sys.executable, "-m", "opforge", "check", folder, "--on", "cpu", "--only", "odd-sizes"],
         stderr=subprocess.DEVNULL,
+        # What is started in the background ignores the signal, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     for _ in range(300):  # until the kernel is in its endless loop
         time.sleep(0.1)
