@@ -14,8 +14,9 @@ from helpers import write_op
 from typer.testing import CliRunner
 
 from opforge import discover
+from opforge.build import tools
 from opforge.errors import OpforgeError, ProfileError, RecordError
-from opforge.profile import report, request, timeline, tools, unmeasured
+from opforge.profile import report, request, timeline, unmeasured
 from opforge.profile.cli import profile
 from opforge.profile.facts import Access, Call, Kernel
 

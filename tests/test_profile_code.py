@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from opforge import discover
-from opforge.build import cache, load, plan, toolchain
+from opforge.build import cache, load, plan, toolchain, tools
 from opforge.build.signature import HEADER_NAME
 from opforge.errors import ProfileError, ToolchainError
-from opforge.profile import compiled, sass, tools
+from opforge.profile import compiled, sass
 
 SAMPLES = Path(__file__).parent / "profile_samples"
 USAGE, SASS, PTXAS = ((SAMPLES / f"{n}.txt").read_text() for n in ("usage", "sass", "ptxas"))

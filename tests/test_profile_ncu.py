@@ -15,9 +15,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from opforge.build import load
+from opforge.build import load, tools
 from opforge.errors import ProfileError
-from opforge.profile import child, metrics, ncu, raw, report, request, show, tools
+from opforge.profile import child, metrics, ncu, raw, report, request, show
 from opforge.profile.facts import Access, Kernel
 
 SAMPLE = (Path(__file__).parent / "profile_samples" / "ncu.csv").read_text()

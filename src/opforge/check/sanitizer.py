@@ -5,16 +5,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-from opforge.build import toolchain
+from opforge.build import tools
 from opforge.check.place import Place
 from opforge.check.row import Fault, NotRun, Trial
 from opforge.check.situation import where
-from opforge.errors import OpforgeError
 from opforge.op import Op
 
 _SECONDS = 580  # for one tool
@@ -23,7 +20,9 @@ TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 def run(op: Op, seed: int) -> str:
     """Run every tool; raises Fault with its words for the first that finds something."""
-    program = _find()
+    program = tools.find("compute-sanitizer")
+    if program is None:
+        raise NotRun("compute-sanitizer is not installed; it comes with the CUDA toolkit")
     for tool in TOOLS:
         options = ["--tool", tool, "--error-exitcode", "86", "--launch-timeout", "300"]
         # Torch's own kernels take long. initcheck must see what they initialise; and the kernels
@@ -46,19 +45,6 @@ def run(op: Op, seed: int) -> str:
             raise Fault(f"{tool}: {summary[1]} errors\n" + "\n".join(words[:20]))
         raise NotRun(f"{tool} could not run: {(done.stderr or done.stdout).strip()[-400:]}")
     return f"{', '.join(TOOLS)}: 0 errors"
-
-
-def _find() -> str:
-    found = shutil.which("compute-sanitizer")
-    if found is None:
-        try:
-            beside = Path(toolchain.find_cuda().nvcc.path).parent / "compute-sanitizer"
-            found = str(beside) if beside.exists() else None
-        except OpforgeError:
-            found = None
-    if found is None:
-        raise NotRun("compute-sanitizer is not installed; it comes with the CUDA toolkit")
-    return found
 
 
 def main() -> None:

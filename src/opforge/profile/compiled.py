@@ -11,12 +11,12 @@ from pathlib import Path
 
 import torch
 
-from opforge.build import compile, load
+from opforge.build import compile, load, tools
 from opforge.build.plan import Plan, plan
 from opforge.build.signature import HEADER_NAME
 from opforge.errors import ProfileError
 from opforge.op import Op
-from opforge.profile import sass, tools
+from opforge.profile import sass
 from opforge.profile.sass import Code
 
 _ARCH = "9.0"  # what the simulator pretends to be, too

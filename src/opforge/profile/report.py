@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 import opforge
-from opforge.profile import ncu, tools, unmeasured
+from opforge.build import tools
+from opforge.profile import ncu, unmeasured
 from opforge.profile.advice import advise
 from opforge.profile.facts import Call, Kernel
 from opforge.profile.request import Request, check_has_kernels

@@ -11,7 +11,7 @@ from opforge.profile.advice import advise
 from opforge.profile.facts import Access, Call, Kernel
 from opforge.profile.metrics import STALLS, WORKING
 from opforge.profile.report import Profile
-from opforge.profile.words import percent, seconds, size
+from opforge.words import percent, seconds, size
 
 _UNKNOWN = "n/a"
 

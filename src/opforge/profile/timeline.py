@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity
 
+from opforge.build import tools
 from opforge.errors import ProfileError
-from opforge.profile import child, request, tools
+from opforge.profile import child, request
 from opforge.profile.nvtx import nvtx
 from opforge.profile.report import why_no_gpu
 

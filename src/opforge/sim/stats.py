@@ -12,6 +12,7 @@ from opforge import sim
 from opforge.errors import RecordError, SimulationError
 from opforge.op import Make, Op, as_tuple
 from opforge.sim import Call, Traffic, runtime
+from opforge.words import size
 
 # Rounding to sectors and small workspaces aside, a kernel should not move more than its model.
 _SLACK, _SLACK_BYTES = 1.05, 4096
@@ -48,8 +49,8 @@ def verdict(call: Call) -> str:
     """Whether the kernels of a call move more than they must, in words."""
     must, moved = call.model_bytes, call.moved_bytes
     if moved > must * _SLACK + _SLACK_BYTES:
-        return f"moves {moved / must:.2f} times what it must: {_size(moved)}, not {_size(must)}"
-    return f"moves {_size(moved)}; it must move {_size(must)}"
+        return f"moves {moved / must:.2f} times what it must: {size(moved)}, not {size(must)}"
+    return f"moves {size(moved)}; it must move {size(must)}"
 
 
 def show_all(ops: list[Op], out: Console) -> int:
@@ -73,8 +74,8 @@ def _describe(t: Traffic) -> list[str]:
     sectors, fewest = t.read_sectors + t.write_sectors, t.read_fewest + t.write_fewest
     lines = [
         f"  {t.kernel}: {t.blocks} blocks of {t.threads} threads",
-        f"    read {_size(t.distinct_read)}, written {_size(t.distinct_written)}, "
-        f"asked for {_size(t.bytes_read + t.bytes_written)}; "
+        f"    read {size(t.distinct_read)}, written {size(t.distinct_written)}, "
+        f"asked for {size(t.bytes_read + t.bytes_written)}; "
         f"sectors {_ratio(sectors, fewest, t.read_requests + t.write_requests)}",
     ]
     if t.shared_requests or t.barriers:
@@ -89,11 +90,3 @@ def _elements(case: tuple[Any, ...]) -> int:
 
 def _ratio(got: int, ideal: int, requests: int) -> str:
     return f"{got / requests:.1f} ({ideal / requests:.1f})" if requests else "-"
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} GB"

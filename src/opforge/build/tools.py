@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds NVIDIA's programs: ncu, nsys, cuobjdump, nvdisasm."""
+"""Finds NVIDIA's programs: ncu, nsys, compute-sanitizer, cuobjdump, nvdisasm."""
 
 from __future__ import annotations
 
