@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules around the built-in ops."""
+"""Modules around the elementwise ops."""
 
 from __future__ import annotations
 
