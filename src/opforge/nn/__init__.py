@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules around the built-in ops, with the arguments and state_dict of their torch.nn equivalents."""
+"""Modules around the built-in ops; arguments and state_dict as in torch.nn where it has them."""
 
 from opforge.nn.elementwise import ReLU, ScaleBiasReLU
 
