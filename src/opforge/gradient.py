@@ -3,13 +3,14 @@
 
 A backward's parameters say all of it. ``grad_y`` is the gradient of output ``y``; ``x`` or ``y`` is
 that input or output, saved; ``x_shape`` is the shape of ``x`` without keeping ``x`` alive;
-``needs_x`` tells whether anybody asked for the gradient of ``x``.
+``needs_x`` tells whether anybody asked for the gradient of ``x``. Where only some of several
+outputs were used, the gradient of another is zeros, or None if the schema says ``Tensor? grad_y``.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class Gradient:
         parameters: list[str],
         targets: list[str],
         run: Callable[..., Any] | None,
+        optional: Sequence[str] = (),
     ) -> None:
         # Called with the backward's parameters, in order: differentiably, and below autograd.
         self.run: Any = run
@@ -36,6 +38,14 @@ class Gradient:
         inputs = [a.name for a in forward.args]
         outputs = [r.name for r in forward.returns]
         self._n_inputs = len(inputs)
+        asked = [o for o in outputs if f"grad_{o}" in parameters]
+        # Without a gradient to come, an output is none of autograd's business.
+        self._ignored = [outputs.index(o) for o in outputs if o not in asked]
+        # Of one output among several the gradient may be missing.
+        self._zeroed = [
+            outputs.index(o) for o in asked if len(outputs) > 1 and f"grad_{o}" not in optional
+        ]
+        self._several = len(outputs) > 1
         self._targets = [inputs.index(t) for t in targets]
         # Where each parameter comes from: (kind, position).
         self._sources: list[tuple[str, int]] = []
@@ -72,8 +82,12 @@ class Gradient:
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep on ``ctx`` what the backward will ask for, and nothing else."""
+        outputs = as_tuple(output)
+        if self._several:
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(*[outputs[i] for i in self._ignored])
+            ctx.missing = {i: _like(outputs[i]) for i in self._zeroed}
         if self._saved:
-            outputs = as_tuple(output)
             ctx.save_for_backward(
                 *[outputs[i] if kind == "output" else inputs[i] for kind, i in self._saved]
             )
@@ -88,7 +102,8 @@ class Gradient:
         values = []
         for kind, i in self._sources:
             if kind == "grad":
-                values.append(grads[i])
+                missing = grads[i] is None and i in self._zeroed
+                values.append(torch.zeros(**ctx.missing[i]) if missing else grads[i])
             elif kind == "saved":
                 values.append(saved[i])
             elif kind == "kept":
@@ -126,7 +141,8 @@ def of_op(forward: Schema, backward: Schema, run: Callable[..., Any] | None) -> 
                 f"{', '.join(a.name for a in forward.args if a.is_tensor)}"
             )
         targets.append(target)
-    return Gradient(forward, [a.name for a in backward.args], targets, run)
+    optional = [a.name for a in backward.args if a.type == "Tensor?"]
+    return Gradient(forward, [a.name for a in backward.args], targets, run, optional)
 
 
 def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
@@ -164,6 +180,11 @@ def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
         return as_result(results)
 
     return Backward(f"{forward.name}_backward({grads}, {args}) -> ({returns})", vjp)
+
+
+def _like(tensor: torch.Tensor) -> dict[str, Any]:
+    """What torch.zeros needs to make another like it, without keeping it alive."""
+    return {"size": tensor.shape, "dtype": tensor.dtype, "device": tensor.device}
 
 
 def _zeros(argument: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:

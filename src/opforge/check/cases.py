@@ -155,7 +155,7 @@ def true_outputs(op: Op, case: Case) -> Truth:
     """The truth about the outputs for a case."""
     assert op.reference is not None
     reference = op.reference
-    names = [_output_name(op, i) for i in range(len(op.forward.returns))]
+    names = [_output_name(op, i) for i in range(len(op.outputs))]
     summands = differentiable(case)
     return Truth(op, case, names, lambda values: as_tuple(reference(*values)), 2, summands)
 
@@ -229,7 +229,7 @@ def check_backward(
 
 
 def _output_name(op: Op, i: int) -> str:
-    returns = op.forward.returns
+    returns = op.outputs
     return op.name if len(returns) == 1 else f"{returns[i].name} of {op.name}"
 
 
