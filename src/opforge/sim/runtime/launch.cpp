@@ -23,10 +23,12 @@
 #include "traffic.h"
 
 const char* cudaGetErrorName(cudaError_t code) {
+  if (code == cudaErrorInvalidClusterSize) return "cudaErrorInvalidClusterSize";
   return code == cudaSuccess ? "cudaSuccess" : "cudaErrorInvalidValue";
 }
 
 const char* cudaGetErrorString(cudaError_t code) {
+  if (code == cudaErrorInvalidClusterSize) return "cluster misconfiguration";
   return code == cudaSuccess ? "no error" : "invalid argument";
 }
 
@@ -226,31 +228,56 @@ int host_threads(const Launch& l) {
   return int(std::clamp<int64_t>(worthwhile, 1, std::min(most, 16)));
 }
 
+// How much dynamic shared memory each kernel may have.
+std::mutex allowed_lock;
+std::map<const void*, int64_t> allowed;
+
+int64_t most_dynamic_shared(const void* kernel) {
+  const std::lock_guard hold(allowed_lock);
+  const auto found = allowed.find(kernel);
+  return std::min(std::max(settings.shared_per_block, found == allowed.end() ? 0 : found->second),
+                  settings.most_shared_per_block);
+}
+
 // What cudaLaunchKernelEx says on an H200 to each of these. (A launch by <<<>>> has other names.)
-cudaError_t check(const cudaLaunchConfig_t& c) {
+cudaError_t check(const cudaLaunchConfig_t& c, const Kernel& kernel, unsigned cluster) {
   const dim3 g = c.gridDim, b = c.blockDim;
   const auto within = [](unsigned value, int64_t most) { return value >= 1 && value <= most; };
   if (!within(g.x, 0x7fffffff) || !within(g.y, 65535) || !within(g.z, 65535) ||
       !within(b.x, 1024) || !within(b.y, 1024) || !within(b.z, 64) ||
       int64_t(b.x) * b.y * b.z > settings.threads_per_block ||
-      c.dynamicSmemBytes > size_t(settings.shared_per_block)) {
+      int64_t(c.dynamicSmemBytes) > most_dynamic_shared(kernel.function)) {
     return cudaErrorInvalidValue;
   }
+  if (!within(cluster, settings.blocks_per_cluster)) return cudaErrorInvalidClusterSize;
+  if (g.x % cluster != 0) return cudaErrorInvalidValue;
   return cudaSuccess;
 }
 
 }  // namespace
 
+cudaError_t allow_shared(const void* kernel, int bytes) {
+  if (bytes < 0 || bytes > settings.most_shared_per_block) return cudaErrorInvalidValue;
+  const std::lock_guard hold(allowed_lock);
+  allowed[kernel] = bytes;
+  return cudaSuccess;
+}
+
 cudaError_t launch(const cudaLaunchConfig_t& config, const Kernel& kernel) {
   static std::mutex one_at_a_time;  // streams are not simulated: launches follow each other
   const std::lock_guard hold(one_at_a_time);
-  if (const cudaError_t code = check(config); code != cudaSuccess) return code;
-  check_placement(config, kernel, __builtin_return_address(0));
   Launch l;
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config.attrs[i];
+    if (attribute.id == cudaLaunchAttributeClusterDimension) l.cluster = attribute.val.clusterDim.x;
+    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) l.overlaps = true;
+  }
+  if (const cudaError_t code = check(config, kernel, l.cluster); code != cudaSuccess) return code;
+  check_placement(config, kernel, __builtin_return_address(0));
   l.grid = config.gridDim;
   l.block = config.blockDim;
   l.kernel = kernel;
-  l.overlaps = config.numAttrs > 0;
+  l.shared_bytes = config.dynamicSmemBytes;
   l.threads = int(l.block.x * l.block.y * l.block.z);
   l.blocks = int64_t(l.grid.x) * l.grid.y * l.grid.z;
   if (settings.seed >= 0) {
@@ -288,6 +315,8 @@ extern "C" __attribute__((visibility("default"))) bool opforge_sim_set(const cha
       {"multiprocessors", &settings.multiprocessors},
       {"threads_per_block", &settings.threads_per_block},
       {"shared_per_block", &settings.shared_per_block},
+      {"most_shared_per_block", &settings.most_shared_per_block},
+      {"blocks_per_cluster", &settings.blocks_per_cluster},
       {"seed", &settings.seed},
       {"timeout", &settings.timeout},
       {"race", &settings.race},

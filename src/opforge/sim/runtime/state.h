@@ -63,8 +63,10 @@ struct SharedPart {
 struct Launch {
   dim3 grid, block;
   Kernel kernel;
-  bool overlaps = false;  // the kernel before it
-  int threads = 0;        // of a block
+  size_t shared_bytes = 0;  // dynamic
+  unsigned cluster = 1;     // blocks
+  bool overlaps = false;    // the kernel before it
+  int threads = 0;          // of a block
   int64_t blocks = 0;
   std::atomic<int64_t> next{0};  // block to execute
   std::atomic<bool> stop{false};
