@@ -30,6 +30,7 @@ class Gradient:
         targets: list[str],
         run: Callable[..., Any] | None,
         optional: Sequence[str] = (),
+        details: Backward | None = None,
     ) -> None:
         # Called with the backward's parameters, in order: differentiably, and below autograd.
         self.run: Any = run
@@ -38,6 +39,8 @@ class Gradient:
         inputs = [a.name for a in forward.args]
         outputs = [r.name for r in forward.returns]
         self._n_inputs = len(inputs)
+        self._unsaved = details.unsaved if details else None
+        self._shared = self._resolve_shared(details, inputs, outputs, targets) if details else ()
         asked = [o for o in outputs if f"grad_{o}" in parameters]
         # Without a gradient to come, an output is none of autograd's business.
         self._ignored = [outputs.index(o) for o in outputs if o not in asked]
@@ -49,7 +52,7 @@ class Gradient:
         self._targets = [inputs.index(t) for t in targets]
         # Where each parameter comes from: (kind, position).
         self._sources: list[tuple[str, int]] = []
-        self._saved: list[tuple[str, int]] = []
+        self._saved: list[tuple[str, int, str]] = []
         self._kept: list[tuple[str, int]] = []
         for name in parameters:
             self._sources.append(self._resolve(name, forward, inputs, outputs))
@@ -62,15 +65,15 @@ class Gradient:
         if name.startswith("needs_") and name[6:] in inputs:
             return "needs", inputs.index(name[6:])
         if name in outputs:
-            self._saved.append(("output", outputs.index(name)))
+            self._saved.append(("output", outputs.index(name), name))
             return "saved", len(self._saved) - 1
         if name in inputs:
             position = inputs.index(name)
-            store, kind = (
-                (self._saved, "saved") if forward.args[position].is_tensor else (self._kept, "kept")
-            )
-            store.append(("input", position))
-            return kind, len(store) - 1
+            if forward.args[position].is_tensor:
+                self._saved.append(("input", position, name))
+                return "saved", len(self._saved) - 1
+            self._kept.append(("input", position))
+            return "kept", len(self._kept) - 1
         if name.endswith("_shape") and name[:-6] in inputs:
             self._kept.append(("shape", inputs.index(name[:-6])))
             return "kept", len(self._kept) - 1
@@ -80,6 +83,24 @@ class Gradient:
             f"({', '.join([*inputs, *outputs])}), <input>_shape, needs_<input>"
         )
 
+    def _resolve_shared(
+        self, details: Backward, inputs: list[str], outputs: list[str], targets: list[str]
+    ) -> list[tuple[int, int, bool, int]]:
+        """Per shared gradient: its input, its place among the results, and whose it is."""
+        found = []
+        for name, source in details.shared.items():
+            other = source.removeprefix("grad_")
+            if name not in targets or other not in (*targets, *outputs) or other == source:
+                raise RecordError(
+                    f"{self.name} shares the gradient of {name!r} as {source!r}; that must be a "
+                    f"gradient it returns, of {', '.join(targets)}, and one it returns or gets "
+                    f"({', '.join('grad_' + n for n in (*targets, *outputs))})"
+                )
+            incoming = other in outputs
+            place = outputs.index(other) if incoming else targets.index(other)
+            found.append((inputs.index(name), targets.index(name), incoming, place))
+        return found
+
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep on ``ctx`` what the backward will ask for, and nothing else."""
         outputs = as_tuple(output)
@@ -88,8 +109,12 @@ class Gradient:
             ctx.mark_non_differentiable(*[outputs[i] for i in self._ignored])
             ctx.missing = {i: _like(outputs[i]) for i in self._zeroed}
         if self._saved:
+            skipped = self._unsaved(*inputs) if self._unsaved else ()
             ctx.save_for_backward(
-                *[outputs[i] if kind == "output" else inputs[i] for kind, i in self._saved]
+                *[
+                    outputs[i] if kind == "output" else None if name in skipped else inputs[i]
+                    for kind, i, name in self._saved
+                ]
             )
         ctx.kept = [
             inputs[i].shape if kind == "shape" and inputs[i] is not None else inputs[i]
@@ -120,6 +145,9 @@ class Gradient:
         for position, result in zip(self._targets, results, strict=True):
             if ctx.needs_input_grad[position]:
                 aligned[position] = result
+        for position, own, others, other in self._shared:
+            if ctx.needs_input_grad[position] and results[own].numel() == 0:
+                aligned[position] = (grads if others else results)[other]
         return aligned[0] if self._n_inputs == 1 else tuple(aligned)
 
 
@@ -129,7 +157,12 @@ def of_function(forward: Schema, function: Callable[..., Any]) -> Gradient:
     return Gradient(forward, parameters, [a.name for a in forward.args if a.is_tensor], function)
 
 
-def of_op(forward: Schema, backward: Schema, run: Callable[..., Any] | None) -> Gradient:
+def of_op(
+    forward: Schema,
+    backward: Schema,
+    run: Callable[..., Any] | None,
+    details: Backward | None = None,
+) -> Gradient:
     """A backward that is an op: its returns are named ``grad_<input>``."""
     targets = []
     for result in backward.returns:
@@ -142,7 +175,7 @@ def of_op(forward: Schema, backward: Schema, run: Callable[..., Any] | None) -> 
             )
         targets.append(target)
     optional = [a.name for a in backward.args if a.type == "Tensor?"]
-    return Gradient(forward, [a.name for a in backward.args], targets, run, optional)
+    return Gradient(forward, [a.name for a in backward.args], targets, run, optional, details)
 
 
 def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:

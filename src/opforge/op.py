@@ -25,10 +25,22 @@ DEFAULT_NAMESPACE = "opforge_user"
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward op: a schema and a reference of its own, like the forward's."""
+    """The backward op: a schema and a reference of its own, like the forward's.
+
+    Args:
+        schema: its arguments say what is saved, its returns are named ``grad_<input>``.
+        reference: the same in plain PyTorch. What it gets of the forward's statistics is constant
+            to it: let it make its own, and it can be differentiated again.
+        unsaved: given the forward's arguments, names those that the backward can do without this
+            time; it gets None, and they are not kept alive.
+        shared: gradients that are others', as ``{"residual": "grad_x"}``. Where the backward
+            returns an empty tensor for the first, the second is it: nothing is written twice.
+    """
 
     schema: str
     reference: Callable[..., Any]
+    unsaved: Callable[..., Sequence[str]] | None = None
+    shared: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
