@@ -182,20 +182,34 @@ Stack this_threads_stack() {
   return {static_cast<char*>(low), static_cast<char*>(low) + size};
 }
 
+size_t stacks_needed(const Launch& l) {
+  return (size_t(l.threads) * l.cluster + Stacks::kCount - 1) / Stacks::kCount;
+}
+
 void work(Launch& l) {
   Worker w;
   w.launch = &l;
   w.own_stack = this_threads_stack();
-  for (size_t i = Stacks::kCount; i-- > 0;) w.free_stacks.push_back(w.stacks[i]);
-  w.fibers.resize(size_t(l.threads));
-  w.warps.resize(size_t((l.threads + kWarp - 1) / kWarp));
-  w.order.resize(size_t(l.threads));
+  for (size_t n = stacks_needed(l); n > 0; --n) {
+    const Stacks& more = *w.stacks.emplace_back(std::make_unique<Stacks>());
+    for (size_t i = Stacks::kCount; i-- > 0;) w.free_stacks.push_back(more[i]);
+  }
+  const size_t threads = size_t(l.threads);
+  w.fibers.resize(threads * l.cluster);
+  w.order.resize(w.fibers.size());
   std::iota(w.order.begin(), w.order.end(), 0);
+  w.blocks.resize(l.cluster);
   const int bx = int(l.block.x), by = int(l.block.y);
-  for (int i = 0; i < l.threads; ++i) {
-    Fiber& f = w.fibers[i];
-    f.number = i;
-    f.index = {Index::of(i % bx), Index::of(i / bx % by), Index::of(i / bx / by)};
+  for (Block& b : w.blocks) {
+    b.rank = int(&b - w.blocks.data());
+    b.fibers = std::span(w.fibers).subspan(threads * size_t(b.rank), threads);
+    b.warps.resize((threads + kWarp - 1) / kWarp);
+    for (int i = 0; i < l.threads; ++i) {
+      Fiber& f = b.fibers[size_t(i)];
+      f.block = &b;
+      f.number = i;
+      f.index = {Index::of(i % bx), Index::of(i / bx % by), Index::of(i / bx / by)};
+    }
   }
   blockDim = {Index::of(bx), Index::of(by), Index::of(l.block.z)};
   gridDim = {Index::of(l.grid.x), Index::of(l.grid.y), Index::of(l.grid.z)};
@@ -206,7 +220,7 @@ void work(Launch& l) {
     const Watchdog watchdog;
     for (;;) {
       const int64_t turn = l.next.fetch_add(1);
-      if (turn >= l.blocks || l.stop) break;
+      if (turn >= l.blocks / l.cluster || l.stop) break;
       const int64_t number = l.order.empty() ? turn : l.order[size_t(turn)];
       if (settings.seed >= 0)
         w.random.seed(uint64_t(settings.seed) * 0x9e3779b97f4a7c15u + uint64_t(number));
@@ -214,7 +228,9 @@ void work(Launch& l) {
     }
   }
   worker = nullptr;
-  for (const SharedPart& part : w.shared) free(part.memory);
+  for (const Block& b : w.blocks) {
+    for (const SharedPart& part : b.shared) free(part.memory);
+  }
 }
 
 int host_threads(const Launch& l) {
@@ -224,8 +240,9 @@ int host_threads(const Launch& l) {
   const int most = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
   // Each maps two thousand pieces of memory, its stacks; and it costs as much as some thousand
   // simulated threads.
-  const int64_t worthwhile = std::min<int64_t>(l.blocks * l.threads / 8192, l.blocks);
-  return int(std::clamp<int64_t>(worthwhile, 1, std::min(most, 16)));
+  const int64_t worthwhile = std::min<int64_t>(l.blocks * l.threads / 8192, l.blocks / l.cluster);
+  const int room = int(16 / stacks_needed(l));  // a process has but so many mappings
+  return int(std::clamp<int64_t>(worthwhile, 1, std::min(most, room)));
 }
 
 // How much dynamic shared memory each kernel may have.
@@ -281,7 +298,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const Kernel& kernel) {
   l.threads = int(l.block.x * l.block.y * l.block.z);
   l.blocks = int64_t(l.grid.x) * l.grid.y * l.grid.z;
   if (settings.seed >= 0) {
-    l.order.resize(size_t(l.blocks));
+    l.order.resize(size_t(l.blocks / l.cluster));
     std::iota(l.order.begin(), l.order.end(), 0u);
     std::shuffle(l.order.begin(), l.order.end(), std::mt19937_64(uint64_t(settings.seed)));
   }

@@ -16,7 +16,7 @@ namespace shadow {
 namespace {
 
 struct Moment {
-  uint32_t block, epoch;
+  uint32_t block, epoch, generation;
 };
 
 // An atomic variable, as a way to tell.
@@ -50,21 +50,41 @@ std::vector<ThreadOrder> threads;
 std::vector<uint32_t> begun;  // blocks of this launch
 std::unordered_map<uintptr_t, Signal> global_signals, shared_signals;
 
-// Of the block that runs.
-Knowledge block_knows;
-Knowledge block_fenced;
-std::set<Signal*> block_signals;
-uint32_t fenced_epoch = 0;  // what was done before it, some thread has fenced since
+struct BlockOrder {
+  Knowledge known;
+  Knowledge fenced;
+  std::set<Signal*> signals;
+  uint32_t fenced_epoch = 0;  // what was done before it, some thread has fenced since
+};
+std::vector<BlockOrder> blocks;  // of the cluster that runs
 
-uint32_t new_moment(uint32_t block, uint32_t epoch) {
-  now_.list.push_back({block, epoch});
-  return now_.base + uint32_t(now_.list.size()) - 1;
+// The moment of a thread in this epoch, shared by all of its block that are in its generation.
+void enter(Fiber& f, uint32_t epoch) {
+  const Moment wanted{f.block->number, epoch, f.generation};
+  for (auto m = now_.list.rbegin(); m != now_.list.rend() && m - now_.list.rbegin() < 16; ++m) {
+    if (m->block == wanted.block && m->epoch == epoch && m->generation == f.generation) {
+      f.moment = now_.base + uint32_t(now_.list.rend() - m) - 1;
+      return;
+    }
+  }
+  now_.list.push_back(wanted);
+  f.moment = now_.base + uint32_t(now_.list.size()) - 1;
 }
 
-uint32_t epoch(const Worker& w) { return now_[w.moment].epoch; }
+uint32_t epoch(const Fiber& f) { return now_[f.moment].epoch; }
+
+// Everything of the cluster that was done in an earlier generation than this is over for `f`.
+uint32_t known_generation(const Fiber& f) {
+  const uint32_t barriers = f.generation / 2;
+  return barriers == 0 ? 0 : 2 * barriers - 1;
+}
+
+size_t index_of(const Fiber& f) { return size_t(&f - worker->fibers.data()); }
+
+BlockOrder& order_of(const Block& b) { return blocks[size_t(b.rank)]; }
 
 ThreadOrder& of(const Fiber& f) {
-  ThreadOrder& t = threads[size_t(f.number)];
+  ThreadOrder& t = threads[index_of(f)];
   t.used = true;
   return t;
 }
@@ -76,19 +96,19 @@ void complete(ThreadOrder& t) {
 
 template <class Test>
 bool knows(const Fiber& f, const Test& test) {
-  return test(threads[size_t(f.number)].known) || test(block_knows);
+  return test(threads[index_of(f)].known) || test(order_of(*f.block).known);
 }
 
 // Accesses of several blocks: each of them must have told. Clocks within an epoch are not kept.
-bool all_told(const Worker& w, const Fiber& f, uint32_t epoch) {
+bool all_told(const Fiber& f, uint32_t epoch) {
   return std::all_of(begun.begin(), begun.end(), [&](uint32_t block) {
-    return block == w.block ||
+    return block == f.block->number ||
            knows(f, [&](const Knowledge& k) { return k.reaches_epoch(block, epoch); });
   });
 }
 
-bool ordered_in_warp(const Worker& w, const Fiber& f, const Access& a) {
-  const auto& seen = w.warps[size_t(f.warp())].seen[size_t(f.lane())];
+bool ordered_in_warp(const Fiber& f, const Access& a) {
+  const auto& seen = f.block->warps[size_t(f.warp())].seen[size_t(f.lane())];
   for (int lane = 0; lane < kWarp; ++lane) {
     if (lane != f.lane() && (a.lanes >> lane & 1) && seen[size_t(lane)] < a.stamp) return false;
   }
@@ -97,17 +117,26 @@ bool ordered_in_warp(const Worker& w, const Fiber& f, const Access& a) {
 
 }  // namespace
 
-bool ordered(const Worker& w, const Fiber& f, const Access& a) {
+bool same_cluster(uint32_t block, uint32_t other) {
+  const auto size = uint32_t(blocks.size());
+  return block / size == other / size;
+}
+
+bool ordered(const Fiber& f, const Access& a) {
   if (a.moment == 0) return true;
   if (!of_this_launch(a)) return !(overlaps && !f.awaited && a.moment >= before_.base);
   if (a.before && !f.awaited) return false;
-  if (a.many_blocks) return all_told(w, f, a.stamp);
   const Moment& m = now_[a.moment];
-  if (m.block == w.block && a.moment != w.moment) return true;  // an earlier epoch
+  if (a.many_blocks) {
+    if (!a.one_cluster) return all_told(f, a.stamp);
+    return same_cluster(m.block, f.block->number) && a.stamp < known_generation(f);
+  }
+  if (m.generation < known_generation(f) && same_cluster(m.block, f.block->number)) return true;
   const int warp = int(a.thread) / kWarp;
-  if (a.moment == w.moment) {
+  if (m.block == f.block->number) {
+    if (m.epoch < epoch(f)) return true;
     if (a.many_warps) return false;
-    if (warp == f.warp() && ordered_in_warp(w, f, a)) return true;
+    if (warp == f.warp() && ordered_in_warp(f, a)) return true;
   }
   return knows(f, [&](const Knowledge& k) {
     return k.covers_epoch(m.block, m.epoch) ||
@@ -115,50 +144,60 @@ bool ordered(const Worker& w, const Fiber& f, const Access& a) {
   });
 }
 
-void join(const Worker& w, const Fiber& f, Access& others, const Access& mine) {
-  if (ordered(w, f, others)) {
+void join(const Fiber& f, Access& others, const Access& mine) {
+  if (ordered(f, others)) {
     others = mine;
   } else if (!of_this_launch(others)) {
     others = mine;
     others.before = 1;
-  } else if (others.moment != w.moment) {
-    const uint32_t latest = others.many_blocks ? others.stamp : now_[others.moment].epoch;
-    others.stamp = std::max(latest, epoch(w));
+  } else if (others.many_blocks || block_of(others) != f.block->number) {
+    const Moment &first = now_[others.moment], &last = now_[f.moment];
+    const bool one_cluster =
+        same_cluster(first.block, last.block) && (others.one_cluster || !others.many_blocks);
+    // Where other clusters come in, epochs count again.
+    const bool kept = others.many_blocks && others.one_cluster == one_cluster;
+    const uint32_t latest = kept ? others.stamp : one_cluster ? first.generation : first.epoch;
+    others.stamp = std::max(latest, one_cluster ? last.generation : last.epoch);
     others.many_blocks = 1;
-    others.second = w.moment;
+    others.one_cluster = one_cluster;
+    others.second = f.moment;
   } else if (int(others.thread) / kWarp == f.warp() && !others.many_warps) {
     others.lanes |= mine.lanes;
     others.stamp = std::max(others.stamp, mine.stamp);
+    others.moment = mine.moment;
   } else {
     others.many_warps = 1;
     others.second = uint32_t(f.number);
+    others.moment = mine.moment;
   }
 }
 
-void note_global_write(const Worker& w, const Fiber& f) { of(f).unfenced = epoch(w) + 1; }
+void note_global_write(const Fiber& f) { of(f).unfenced = epoch(f) + 1; }
 
 void tell(const Worker& w, uintptr_t address, bool shared) {
-  ThreadOrder& t = of(*w.running);
+  const Fiber& f = *w.running;
+  ThreadOrder& t = of(f);
   Signal& signal = (shared ? shared_signals : global_signals)[address];
+  const bool within = shared && w.blocks.size() == 1;  // the block
   t.read.learn(signal.told);
-  signal.told.learn(shared ? t.fenced_within : t.fenced);
-  if (!shared) signal.told.learn(block_fenced);
-  signal.blocks.insert(w.block);
+  signal.told.learn(within ? t.fenced_within : t.fenced);
+  if (!within) signal.told.learn(order_of(*f.block).fenced);
+  signal.blocks.insert(f.block->number);
   t.signals.insert(&signal);
 }
 
 bool has_told(const Fiber& f, uint32_t block) {
   const auto told = [block](const Signal* s) { return s->blocks.contains(block); };
-  const auto& own = threads[size_t(f.number)].signals;
+  const auto &own = threads[index_of(f)].signals, &others = order_of(*f.block).signals;
   return std::any_of(own.begin(), own.end(), told) ||
-         std::any_of(block_signals.begin(), block_signals.end(), told);
+         std::any_of(others.begin(), others.end(), told);
 }
 
 bool of_this_launch(const Access& a) { return a.moment >= now_.base; }
 
 uint32_t block_of(const Access& a) { return now_[a.moment].block; }
 
-std::string name_of(const Access& a, const Worker& w, const Fiber& f) {
+std::string name_of(const Access& a, const Fiber& f) {
   if (!of_this_launch(a)) {
     Launch l;
     l.grid = before_.grid;
@@ -166,15 +205,16 @@ std::string name_of(const Access& a, const Worker& w, const Fiber& f) {
     return name_of_thread(l, before_[a.moment].block, int(a.thread)) + " of the kernel before";
   }
   if (a.before && !f.awaited) return "a thread of the kernel before";
-  if (a.many_blocks && block_of(a) == w.block) {
-    return "a thread of block " + name_of_block(*w.launch, now_[a.second].block);
+  const Launch& l = *worker->launch;
+  if (a.many_blocks && block_of(a) == f.block->number) {
+    return "a thread of block " + name_of_block(l, now_[a.second].block);
   }
   int thread = int(a.thread);
-  if (a.moment == w.moment && thread == f.number) {
+  if (block_of(a) == f.block->number && thread == f.number) {
     const uint32_t others = a.lanes & ~(1u << f.lane());
     thread = a.many_warps ? int(a.second) : f.warp() * kWarp + std::countr_zero(others);
   }
-  return name_of_thread(*w.launch, block_of(a), thread);
+  return name_of_thread(l, block_of(a), thread);
 }
 
 void begin_launch(const Launch& l) {
@@ -182,60 +222,88 @@ void begin_launch(const Launch& l) {
   before_ = std::move(now_);
   now_ = {before_.base + uint32_t(before_.list.size()), {}, l.grid, l.block};
   overlaps = l.overlaps;
-  threads.assign(size_t(l.threads), {});
+  threads.assign(size_t(l.threads) * l.cluster, {});
+  blocks.assign(l.cluster, {});
   begun.clear();
   global_signals.clear();
 }
 
-void begin_block(Worker& w) {
+void begin_cluster(Worker& w) {
   if (!settings.race) return;
-  w.moment = new_moment(w.block, 0);
-  begun.push_back(w.block);
-  block_knows.clear();
-  block_fenced.clear();
-  block_signals.clear();
   shared_signals.clear();
-  fenced_epoch = 0;
   for (ThreadOrder& t : threads) {
     if (t.used) t = {};
   }
-  for (WarpState& warp : w.warps) {
-    warp.clock = 1;
-    if (warp.synced) warp.seen = {};
-    warp.synced = false;
+  for (Block& b : w.blocks) {
+    begun.push_back(b.number);
+    order_of(b) = {};
+    b.visits.assign(w.blocks.size(), {});
+    for (Fiber& f : b.fibers) enter(f, 0);
+    for (WarpState& warp : b.warps) {
+      warp.clock = 1;
+      if (warp.synced) warp.seen = {};
+      warp.synced = false;
+    }
   }
 }
 
-void barrier(Worker& w) {
+void barrier(Block& b) {
   if (!settings.race) return;
+  BlockOrder& block = order_of(b);
   bool awaited = false, all_fenced = true;
-  for (const Fiber& f : w.fibers) awaited = awaited || f.awaited;
-  for (Fiber& f : w.fibers) f.awaited = awaited;
-  for (ThreadOrder& t : threads) {
+  uint32_t next = 0;
+  for (const Fiber& f : b.fibers) {
+    awaited = awaited || f.awaited;
+    next = std::max(next, epoch(f) + 1);
+    ThreadOrder& t = threads[index_of(f)];
     if (!t.used) continue;
     complete(t);
-    block_knows.learn(t.known);
-    block_signals.insert(t.signals.begin(), t.signals.end());
-    all_fenced = all_fenced && t.unfenced <= fenced_epoch;
+    block.known.learn(t.known);
+    block.signals.insert(t.signals.begin(), t.signals.end());
+    all_fenced = all_fenced && t.unfenced <= block.fenced_epoch;
     t.known.clear();
     t.signals.clear();
   }
-  const uint32_t next = epoch(w) + 1;
-  w.moment = new_moment(w.block, next);
+  for (Fiber& f : b.fibers) {
+    f.awaited = awaited;
+    enter(f, next);
+  }
   // If every thread has fenced what it wrote, any of them may tell of all that.
-  if (all_fenced) block_fenced.learn(w.block, next);
+  if (all_fenced) block.fenced.learn(b.number, next);
 }
 
-void warp_sync(Worker& w, int number, uint32_t lanes) {
+void new_generation(Fiber& f) {
+  if (settings.race) enter(f, epoch(f));
+}
+
+// What one block has learnt from atomics, all know now. (Its own accesses are ordered by their
+// generation.)
+void cluster_barrier(Worker& w) {
   if (!settings.race) return;
-  WarpState& warp = w.warps[size_t(number)];
+  Knowledge all;
+  bool awaited = false;
+  for (const Fiber& f : w.fibers) {
+    awaited = awaited || f.awaited;
+    if (ThreadOrder& t = threads[index_of(f)]; t.used) {
+      complete(t);
+      all.learn(t.known);
+    }
+  }
+  for (const BlockOrder& b : blocks) all.learn(b.known);
+  for (BlockOrder& b : blocks) b.known = all;
+  for (Fiber& f : w.fibers) f.awaited = awaited;
+}
+
+void warp_sync(Block& b, int number, uint32_t lanes) {
+  if (!settings.race) return;
+  WarpState& warp = b.warps[size_t(number)];
   warp.synced = true;
   Clocks together{};
   Knowledge known;
   bool awaited = false;
   const auto each = [&](const auto& visit) {
     for (int lane = 0; lane < kWarp; ++lane) {
-      if (lanes >> lane & 1) visit(lane, w.fibers[size_t(number * kWarp + lane)]);
+      if (lanes >> lane & 1) visit(lane, b.fibers[size_t(number * kWarp + lane)]);
     }
   };
   each([&](int lane, const Fiber& f) {
@@ -245,7 +313,7 @@ void warp_sync(Worker& w, int number, uint32_t lanes) {
     }
     together[size_t(lane)] = warp.clock;
     awaited = awaited || f.awaited;
-    if (ThreadOrder& t = threads[size_t(f.number)]; t.used) {
+    if (ThreadOrder& t = threads[index_of(f)]; t.used) {
       complete(t);
       known.learn(t.known);
     }
@@ -263,24 +331,24 @@ void warp_sync(Worker& w, int number, uint32_t lanes) {
 void fence(Scope scope) {
   if (!settings.race || !in_kernel) return;
   using namespace shadow;
-  Worker& w = *worker;
-  const Fiber& f = *w.running;
-  WarpState& warp = w.warps[size_t(f.warp())];
+  const Fiber& f = *worker->running;
+  WarpState& warp = f.block->warps[size_t(f.warp())];
+  BlockOrder& block = order_of(*f.block);
   ThreadOrder& t = of(f);
   complete(t);
   Clocks clocks = warp.seen[size_t(f.lane())];
   clocks[size_t(f.lane())] = warp.clock;
   ++warp.clock;
   const auto refresh = [&](Knowledge& fenced) {
-    fenced.learn(w.block, epoch(w), f.warp(), clocks);
+    fenced.learn(f.block->number, epoch(f), f.warp(), clocks);
     fenced.learn(t.known);
-    fenced.learn(block_knows);
+    fenced.learn(block.known);
   };
   refresh(t.fenced_within);
   if (scope != Scope::device) return;
   refresh(t.fenced);
   t.unfenced = 0;
-  fenced_epoch = std::max(fenced_epoch, epoch(w));
+  block.fenced_epoch = std::max(block.fenced_epoch, epoch(f));
 }
 
 }  // namespace opforge::sim

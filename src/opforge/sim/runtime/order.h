@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What happened before what: barrier epochs within a block, clocks within a warp, and what fences
-// and atomics have told.
+// What happened before what: barrier epochs within a block, generations within a cluster, clocks
+// within a warp, and what fences and atomics have told.
 #pragma once
 
 #include <string>
@@ -11,13 +11,13 @@
 namespace opforge::sim::shadow {
 
 // Whether an access is ordered before what thread `f` does now.
-bool ordered(const Worker& w, const Fiber& f, const Access& a);
+bool ordered(const Fiber& f, const Access& a);
 
 // Adds an access of the current thread to others of its kind that nothing need order.
-void join(const Worker& w, const Fiber& f, Access& others, const Access& mine);
+void join(const Fiber& f, Access& others, const Access& mine);
 
 // The current thread writes to global memory: others cannot rely on seeing it before a fence.
-void note_global_write(const Worker& w, const Fiber& f);
+void note_global_write(const Fiber& f);
 
 // The current thread changes an atomic: it tells others what it has fenced, and learns what they
 // told, once it reaches a fence or a barrier.
@@ -28,7 +28,8 @@ bool has_told(const Fiber& f, uint32_t block);
 
 bool of_this_launch(const Access& a);
 uint32_t block_of(const Access& a);  // if it is
+bool same_cluster(uint32_t block, uint32_t other);
 // A thread that did it, another one than `f` if there is one.
-std::string name_of(const Access& a, const Worker& w, const Fiber& f);
+std::string name_of(const Access& a, const Fiber& f);
 
 }  // namespace opforge::sim::shadow

@@ -2,8 +2,9 @@
 // Who last wrote and read each piece of memory, and whether that happened before what is done now.
 //
 // Order on a GPU comes from: __syncthreads for the threads of a block, __syncwarp for the lanes it
-// names, the end of a kernel, and between blocks from a device fence before an atomic that the
-// other side sees before a fence or barrier of its own. Shuffles and votes order nothing.
+// names, the cluster's barrier for its threads, the end of a kernel, and between blocks from a
+// device fence before an atomic that the other side sees before a fence or barrier of its own.
+// Shuffles and votes order nothing.
 #pragma once
 
 #include "state.h"
@@ -13,9 +14,12 @@ namespace opforge::sim::shadow {
 enum class Kind { read, write, atomic };
 
 void begin_launch(const Launch& l);
-void begin_block(Worker& w);
-void barrier(Worker& w);
-void warp_sync(Worker& w, int warp, uint32_t lanes);
+void begin_cluster(Worker& w);
+void end_block(Block& b);
+void barrier(Block& b);
+void warp_sync(Block& b, int warp, uint32_t lanes);
+void new_generation(Fiber& f);  // it has arrived at or passed the cluster's barrier
+void cluster_barrier(Worker& w);
 void fresh_shared(const void* address, size_t bytes);
 
 void access(uintptr_t address, size_t bytes, Kind kind, const void* pc);

@@ -8,7 +8,7 @@ namespace opforge::sim::traffic {
 
 void begin_launch(const Launch& l);
 void end_launch(const Launch& l);
-void end_block(Worker& w);
+void end_cluster();
 void barrier();
 void access(uintptr_t address, size_t bytes, bool write, const void* pc);
 
