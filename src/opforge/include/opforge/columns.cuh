@@ -197,9 +197,6 @@ ColumnParams plan_columns(int64_t batches, int64_t rows, int64_t cols,
   return p;
 }
 
-template <int N>
-using Width = std::integral_constant<int, N>;
-
 // Calls run(Width<N>{}) with the 16-byte vector width if all operands share one alignment in every
 // row, otherwise with 1.
 template <class T, class Run>

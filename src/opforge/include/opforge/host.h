@@ -57,8 +57,6 @@ inline void note_filled(const Tensor&) {}
       ::opforge::fail(__VA_ARGS__);   \
   } while (0)
 
-enum class DType { f32, f16, bf16, f64 };
-
 inline int32_t dtype_code(const Tensor& x) {
   int32_t code = -1;
   aoti_torch_get_dtype(x.get(), &code);

@@ -4,6 +4,9 @@
 
 #include <opforge/shared.h>
 
+#include <cstdint>
+#include <cstring>
+
 namespace opforge {
 
 constexpr int kWarp = 32;
@@ -15,6 +18,23 @@ __device__ __forceinline__ A warp_sum(A value, int width = kWarp) {
     value += __shfl_xor_sync(0xffffffffu, value, step);
   }
   return value;
+}
+
+// The same for a struct of numbers with an operator +=, under which a += b and b += a end in the
+// same bits, so that all lanes agree.
+template <class Total>
+__device__ __forceinline__ Total warp_total(Total total, int width) {
+  static_assert(sizeof(Total) % 4 == 0);
+  for (int step = width / 2; step > 0; step /= 2) {
+    uint32_t words[sizeof(Total) / 4];
+    memcpy(words, &total, sizeof total);
+#pragma unroll
+    for (uint32_t& word : words) word = __shfl_xor_sync(0xffffffffu, word, step);
+    Total other;
+    memcpy(&other, words, sizeof other);
+    total += other;
+  }
+  return total;
 }
 
 // The sum over each group of `width` threads (a power of two; all of the block's threads call).

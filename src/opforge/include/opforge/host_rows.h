@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors as the rows that rows.cuh works on, and parameters per column. For cuda.cu files.
+#pragma once
+
+#include <opforge/host.h>
+#include <opforge/params.h>
+
+#include <opforge/rows.cuh>
+
+namespace opforge {
+
+// A tensor seen as rows along its last dim, which is contiguous; the other dims have any strides.
+struct RowsView {
+  Tensor tensor;  // the tensor itself, or a copy where its last dim has gaps
+  Layout<1> leading;
+
+  template <class T>
+  Rows<const T> read() const {
+    return {data<T>(tensor), Walk<uint64_t, 1>(leading)};
+  }
+  // Whether all rows begin at multiples of so many elements, counted from the first.
+  bool steps_by(int64_t n) const {
+    for (int d = 0; d < leading.rank; ++d) {
+      if (leading.stride[0][d] % n != 0) return false;
+    }
+    return true;
+  }
+};
+
+inline RowsView as_rows(const Tensor& x) {
+  const auto size = sizes(x), stride = strides(x);
+  const size_t last = size.size() - 1;
+  const RowsView view{x, flatten_in_order(size.first(last), stride.first(last))};
+  const bool gaps = size[last] > 1 && stride[last] != 1;
+  return gaps || !view.leading.fits ? as_rows(contiguous(x)) : view;
+}
+
+// Calls run(Width<N>{}, ragged) with the 16-byte vector width if the operands are aligned alike in
+// every row, otherwise with 1. Ragged: some rows do not begin or end at such a boundary.
+template <class T, class Run>
+void with_row_vectors(std::initializer_list<const RowsView*> operands, const Run& run) {
+  constexpr int N = kVec<T>;
+  const auto shift = [](const RowsView& v) { return misalignment(data<T>(v.tensor)); };
+  const auto step = [](const RowsView& v) { return v.leading.stride[0][0] % N; };
+  const RowsView& first = **operands.begin();
+  bool vectors = tuning.vec != 1, steady = true, alike = true;
+  for (const RowsView* v : operands) {
+    vectors = vectors && shift(*v) == shift(first);
+    steady = steady && v->steps_by(N);
+    alike = alike && v->leading.rank <= 1 && step(*v) == step(first);
+  }
+  const auto size = sizes(first.tensor);
+  if (vectors && (steady || alike)) {
+    run(Width<N>{}, !steady || shift(first) != 0 || size.back() % N != 0);
+  } else {
+    run(Width<1>{}, false);
+  }
+}
+
+// A parameter with a value per column: contiguous, in float or in the dtype of x.
+struct ParamView {
+  std::optional<Tensor> tensor;  // the given one, or a copy; it must outlive the launch
+
+  Param read() const {
+    if (!tensor) return {};
+    return {tensor->const_data_ptr(), dtype_of(*tensor) == DType::f32};
+  }
+};
+
+inline ParamView as_param(const std::optional<Tensor>& param, const Tensor& x) {
+  if (!param) return {};
+  const int32_t dtype = dtype_code(*param), wide = aoti_torch_dtype_float32();
+  if (dtype == wide || dtype == dtype_code(x)) return {contiguous(*param)};
+  const Tensor copy = empty(sizes(*param), wide, x);
+  copy_into(copy, *param);
+  return {copy};
+}
+
+}  // namespace opforge

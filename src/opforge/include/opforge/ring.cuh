@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles of rows on their way into shared memory: a ring of stages that bulk copies fill while the
+// block works on an earlier one. Includes no torch header.
+//
+// Copies go by 16 bytes from 16-byte boundaries. A row that begins between two of them is fetched
+// with a few bytes before and behind it, and lies as far off the boundary in shared memory as it
+// does outside. Only where that would reach past the end of a tensor are the last elements copied
+// one by one.
+#pragma once
+
+#include <opforge/async.h>
+
+#include <opforge/rows.cuh>
+
+namespace opforge {
+
+constexpr int kMaxStages = 4;
+
+// Some tensors of the same shape, of which a block takes a tile each: `height` rows of `width`
+// columns.
+template <class T, int Sources>
+struct RingParams {
+  Rows<const T> source[Sources];
+  const T* end[Sources];  // one past the last element
+  int sources;            // how many there are
+  int64_t rows;
+  int height, width;
+  int pitch;  // bytes from row to row in a stage; 0 if a tile's rows are one run of memory
+  int stages;
+  int64_t tile_bytes;  // of one source in a stage
+
+  __host__ __device__ int64_t stage_bytes() const { return tile_bytes * sources; }
+};
+
+template <class T, int Sources>
+class Ring {
+ public:
+  struct Barriers {
+    Barrier full[kMaxStages];
+  };
+
+  // All threads of the block; a __syncthreads() or cluster_sync() follows.
+  __device__ __forceinline__ explicit Ring(const RingParams<T, Sources>& p)
+      : p_(p), barriers_(shared<Barriers>()), memory_(dynamic_shared()) {
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < p.stages; ++i) init(barriers_.full[i], kWarp);
+      publish_barriers();
+    }
+  }
+
+  // The first warp: starts copying the tile of `first_row` and `first_col` into a stage that nobody
+  // reads any more.
+  __device__ __forceinline__ void fill(int stage, int64_t first_row, int64_t first_col, int width) {
+    Barrier& full = barriers_.full[stage];
+    const int lane = threadIdx.x;
+    const int height = int(min(int64_t(p_.height), p_.rows - first_row));
+    const int copies = p_.pitch == 0 ? 1 : height;
+    uint32_t announced = 0;
+    for (int i = lane; i < copies * p_.sources; i += kWarp) {
+      announced +=
+          copy(stage, i / copies, first_row, i % copies, first_col, width, height, nullptr);
+    }
+    arrive_expecting(full, announced);
+    for (int i = lane; i < copies * p_.sources; i += kWarp) {
+      copy(stage, i / copies, first_row, i % copies, first_col, width, height, &full);
+    }
+  }
+
+  // Returns once a stage is filled for the `turn`-th time.
+  __device__ __forceinline__ void await(int stage, int64_t turn) {
+    wait(barriers_.full[stage], uint32_t(turn & 1));
+  }
+
+  // Where the row of this thread begins in a stage.
+  __device__ __forceinline__ const T* row(int stage, int source, int64_t first_row, int within,
+                                          int64_t first_col) const {
+    const unsigned char* tile = at(stage, source);
+    const Rows<const T>& from = p_.source[source];
+    if (p_.pitch == 0) {
+      const int lead = misalignment(from.at(first_row) + first_col);
+      return reinterpret_cast<const T*>(tile) + lead + within * p_.width;
+    }
+    const int lead = misalignment(from.at(first_row + within) + first_col);
+    return reinterpret_cast<const T*>(tile + within * p_.pitch) + lead;
+  }
+
+  __device__ __forceinline__ unsigned char* memory() const { return memory_; }
+
+ private:
+  __device__ __forceinline__ unsigned char* at(int stage, int source) const {
+    return memory_ + stage * p_.stage_bytes() + source * p_.tile_bytes;
+  }
+
+  // One run of memory. Without a barrier: how many bytes the copy will have, and what it leaves.
+  __device__ __forceinline__ uint32_t copy(int stage, int source, int64_t first_row, int within,
+                                           int64_t first_col, int width, int height,
+                                           Barrier* full) const {
+    const T* begin = p_.source[source].at(first_row + within) + first_col;
+    const T* end = begin + (p_.pitch == 0 ? int64_t(height - 1) * p_.width : 0) + width;
+    const T* from = begin - misalignment(begin);
+    const int over = misalignment(end);
+    const T* to = over == 0 ? end : end + (kVec<T> - over);
+    if (to > p_.end[source]) to = end - over;
+    const uint32_t bytes = to > from ? uint32_t((to - from) * sizeof(T)) : 0;
+    T* stored = reinterpret_cast<T*>(at(stage, source) + within * p_.pitch);
+    if (full == nullptr) {
+      for (const T* one = to > begin ? to : begin; one < end; ++one) stored[one - from] = *one;
+    } else if (bytes > 0) {
+      bulk_copy(stored, from, bytes, *full);
+    }
+    return bytes;
+  }
+
+  const RingParams<T, Sources>& p_;
+  Barriers& barriers_;
+  unsigned char* memory_;
+};
+
+}  // namespace opforge
