@@ -7,6 +7,7 @@
 #include <span>
 #include <sstream>
 
+#include "async.h"
 #include "report.h"
 #include "shadow.h"
 #include "state.h"
@@ -41,6 +42,8 @@ std::string waits_for(const Fiber& f) {
   std::ostringstream text;
   if (f.state == State::at_barrier) {
     text << "at the barrier ";
+  } else if (f.state == State::at_phase || f.state == State::at_copies) {
+    text << waits_for_copies(f);
   } else if (f.state == State::at_cluster) {
     text << "at the cluster's barrier ";
   } else {
@@ -54,14 +57,16 @@ std::string waits_for(const Fiber& f) {
 // Which threads wait where.
 std::string who_waits(std::span<const Fiber> fibers) {
   std::map<std::string, std::pair<int, const Fiber*>> groups;
-  std::map<const void*, std::map<uint32_t, std::string>> told;  // asking for names is slow
+  std::map<const void*, std::map<uint64_t, std::string>> told;  // asking for names is slow
   int exited = 0;
   for (const Fiber& f : fibers) {
     if (f.state == State::done) {
       ++exited;
       continue;
     }
-    auto& text = told[f.site.pc][f.state == State::in_warp ? f.offer.mask : 0];
+    uint64_t detail = f.state == State::in_warp ? f.offer.mask : 0;
+    if (f.state == State::at_phase) detail = f.awaits + f.phase;
+    auto& text = told[f.site.pc][detail];
     if (text.empty()) text = waits_for(f);
     auto& group = groups[text];
     if (group.first++ == 0) group.second = &f;
@@ -130,6 +135,7 @@ bool resolve_active_mask(Worker& w) {
 
 void exit_thread(Worker& w, Fiber& f) {
   Block& b = *f.block;
+  if (w.async != nullptr) check_stores(w, f);
   f.state = State::done;
   --w.alive;
   --b.alive;
@@ -141,7 +147,9 @@ void exit_thread(Worker& w, Fiber& f) {
   }
   if (f.generation % 2 != 0 && f.generation / 2 == w.cluster_barriers) --w.cluster_arrived;
   try_complete_cluster(w);
-  if (b.alive == 0) shadow::end_block(b);
+  if (b.alive > 0) return;
+  shadow::end_block(b);
+  if (w.async != nullptr) check_copies(w, b);
 }
 
 void run_thread() {
@@ -182,6 +190,7 @@ void start_cluster(Worker& w, int64_t number) {
   w.cluster_arrived = 0;
   w.cluster_barriers = 0;
   w.abandoned = false;
+  w.async.reset();
   shadow::begin_cluster(w);
   w.started = now();
 }
@@ -201,6 +210,7 @@ void execute(Worker& w, int64_t number) {
     bool ran = false;
     if (settings.seed >= 0) std::shuffle(w.order.begin(), w.order.end(), w.random);
     for (const int i : w.order) {
+      if (w.async != nullptr && settings.seed >= 0) land_some(w);
       Fiber& f = w.fibers[i];
       if (f.state != State::ready) continue;
       ran = true;
@@ -233,7 +243,7 @@ void execute(Worker& w, int64_t number) {
                  "another block's write never ends",
              w.late);
       w.abandoned = true;
-    } else if (!ran && !resolve_active_mask(w)) {
+    } else if (!ran && !w.abandoned && !resolve_active_mask(w) && !land_oldest(w)) {
       const Fiber* stuck = nullptr;
       for (const Fiber& f : w.fibers) {
         if (f.state != State::done && stuck == nullptr) stuck = &f;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How far somebody knows what other threads did: for each block, everything up to a barrier, and
-// what lanes of some warps did since.
+// How far somebody knows what others did: of each block, everything up to a barrier and what lanes
+// of some warps did since; and which bulk copies are over.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,11 @@ using Clocks = std::array<uint32_t, kWarp>;  // of the lanes of a warp
 
 class Knowledge {
  public:
-  bool empty() const { return blocks_.empty(); }
-  void clear() { blocks_.clear(); }
+  bool empty() const { return blocks_.empty() && copies_.empty(); }
+  void clear() {
+    blocks_.clear();
+    copies_.clear();
+  }
 
   // All that `block` did before the barrier that began `epoch`.
   void learn(uint32_t block, uint32_t epoch) { merge(blocks_[block], {epoch, {}}); }
@@ -27,6 +30,12 @@ class Knowledge {
   }
   void learn(const Knowledge& other) {
     for (const auto& [block, what] : other.blocks_) merge(blocks_[block], what);
+    for (const auto& [engine, phases] : other.copies_) learn_copies(engine, phases);
+  }
+  // The copies that an engine did before a phase.
+  void learn_copies(uint32_t engine, uint32_t phase) {
+    uint32_t& known = copies_[engine];
+    known = std::max(known, phase);
   }
 
   bool covers_epoch(uint32_t block, uint32_t epoch) const {
@@ -50,6 +59,11 @@ class Knowledge {
     return true;
   }
 
+  bool covers_copies(uint32_t engine, uint32_t phase) const {
+    const auto found = copies_.find(engine);
+    return found != copies_.end() && found->second > phase;
+  }
+
  private:
   struct Block {
     uint32_t epoch = 0;
@@ -69,6 +83,7 @@ class Knowledge {
   }
 
   std::map<uint32_t, Block> blocks_;
+  std::map<uint32_t, uint32_t> copies_;
 };
 
 }  // namespace opforge::sim::shadow

@@ -6,7 +6,7 @@
 #include <set>
 #include <unordered_map>
 
-#include "knowledge.h"
+#include "groups.h"
 #include "shadow.h"
 
 namespace opforge::sim {
@@ -31,6 +31,7 @@ struct ThreadOrder {
   Knowledge fenced;         // what it may tell other blocks, as of its last device fence
   Knowledge fenced_within;  // and its own block, as of its last fence of any kind
   std::set<Signal*> signals;
+  uint32_t fenced_epoch = 0, fenced_clock = 0;  // what it wrote before, copies see
   uint32_t unfenced = 0;  // one more than the epoch of its last write that no fence followed
   bool used = false;
 };
@@ -57,6 +58,7 @@ struct BlockOrder {
   uint32_t fenced_epoch = 0;  // what was done before it, some thread has fenced since
 };
 std::vector<BlockOrder> blocks;  // of the cluster that runs
+Groups groups;                   // of its accesses
 
 // The moment of a thread in this epoch, shared by all of its block that are in its generation.
 void enter(Fiber& f, uint32_t epoch) {
@@ -89,6 +91,14 @@ ThreadOrder& of(const Fiber& f) {
   return t;
 }
 
+// What the lanes of f's warp did up to now, as far as f has seen it; what f does next is later.
+Clocks tick(const Fiber& f) {
+  WarpState& warp = f.block->warps[size_t(f.warp())];
+  Clocks clocks = warp.seen[size_t(f.lane())];
+  clocks[size_t(f.lane())] = warp.clock++;
+  return clocks;
+}
+
 void complete(ThreadOrder& t) {
   t.known.learn(t.read);
   t.read.clear();
@@ -107,13 +117,28 @@ bool all_told(const Fiber& f, uint32_t epoch) {
   });
 }
 
-bool ordered_in_warp(const Fiber& f, const Access& a) {
+bool ordered_in_warp(const Fiber& f, uint32_t lanes, uint32_t stamp) {
   const auto& seen = f.block->warps[size_t(f.warp())].seen[size_t(f.lane())];
   for (int lane = 0; lane < kWarp; ++lane) {
-    if (lane != f.lane() && (a.lanes >> lane & 1) && seen[size_t(lane)] < a.stamp) return false;
+    if (lane != f.lane() && (lanes >> lane & 1) && seen[size_t(lane)] < stamp) return false;
   }
   return true;
 }
+
+bool is_over(const Fiber& f, uint32_t engine, uint32_t phase) {
+  return knows(f, [&](const Knowledge& k) { return k.covers_copies(engine, phase); });
+}
+
+// What lanes of a warp of f's block did in this epoch, or a copy.
+bool ordered(const Fiber& f, const Part& p) {
+  if (p.warp == Part::kCopy) return is_over(f, p.lanes, p.stamp);
+  if (p.warp == uint32_t(f.warp()) && ordered_in_warp(f, p.lanes, p.stamp)) return true;
+  return knows(f, [&](const Knowledge& k) {
+    return k.covers_lanes(f.block->number, epoch(f), int(p.warp), p.lanes, p.stamp);
+  });
+}
+
+bool is_own(const Fiber& f, const Access& a) { return block_of(a) == f.block->number; }
 
 }  // namespace
 
@@ -126,6 +151,7 @@ bool ordered(const Fiber& f, const Access& a) {
   if (a.moment == 0) return true;
   if (!of_this_launch(a)) return !(overlaps && !f.awaited && a.moment >= before_.base);
   if (a.before && !f.awaited) return false;
+  if (a.copy) return is_over(f, a.lanes, a.stamp);
   const Moment& m = now_[a.moment];
   if (a.many_blocks) {
     if (!a.one_cluster) return all_told(f, a.stamp);
@@ -135,8 +161,12 @@ bool ordered(const Fiber& f, const Access& a) {
   const int warp = int(a.thread) / kWarp;
   if (m.block == f.block->number) {
     if (m.epoch < epoch(f)) return true;
+    if (const Group* group = groups.find(a)) {
+      return std::all_of(group->begin(), group->end(),
+                         [&](const Part& p) { return ordered(f, p); });
+    }
     if (a.many_warps) return false;
-    if (warp == f.warp() && ordered_in_warp(f, a)) return true;
+    if (warp == f.warp() && ordered_in_warp(f, a.lanes, a.stamp)) return true;
   }
   return knows(f, [&](const Knowledge& k) {
     return k.covers_epoch(m.block, m.epoch) ||
@@ -161,6 +191,11 @@ void join(const Fiber& f, Access& others, const Access& mine) {
     others.many_blocks = 1;
     others.one_cluster = one_cluster;
     others.second = f.moment;
+  } else if (worker->async != nullptr && (!others.many_warps || groups.find(others) != nullptr)) {
+    Group parts = groups.parts_of(others);
+    std::erase_if(parts, [&](const Part& p) { return ordered(f, p); });
+    groups.put(others, parts, groups.parts_of(mine).front());
+    others.moment = mine.moment;
   } else if (int(others.thread) / kWarp == f.warp() && !others.many_warps) {
     others.lanes |= mine.lanes;
     others.stamp = std::max(others.stamp, mine.stamp);
@@ -210,7 +245,14 @@ std::string name_of(const Access& a, const Fiber& f) {
     return "a thread of block " + name_of_block(l, now_[a.second].block);
   }
   int thread = int(a.thread);
-  if (block_of(a) == f.block->number && thread == f.number) {
+  const Group* group = is_own(f, a) ? groups.find(a) : nullptr;
+  if (group != nullptr) {
+    for (const Part& p : *group) {
+      if (p.warp == Part::kCopy || ordered(f, p)) continue;
+      const uint32_t others = p.warp == uint32_t(f.warp()) ? p.lanes & ~(1u << f.lane()) : p.lanes;
+      thread = int(p.warp) * kWarp + std::countr_zero(others);
+    }
+  } else if (!a.copy && is_own(f, a) && thread == f.number) {
     const uint32_t others = a.lanes & ~(1u << f.lane());
     thread = a.many_warps ? int(a.second) : f.warp() * kWarp + std::countr_zero(others);
   }
@@ -231,6 +273,7 @@ void begin_launch(const Launch& l) {
 void begin_cluster(Worker& w) {
   if (!settings.race) return;
   shared_signals.clear();
+  groups.clear();
   for (ThreadOrder& t : threads) {
     if (t.used) t = {};
   }
@@ -270,6 +313,32 @@ void barrier(Block& b) {
   }
   // If every thread has fenced what it wrote, any of them may tell of all that.
   if (all_fenced) block.fenced.learn(b.number, next);
+}
+
+void release(const Fiber& f, Knowledge& telling) {
+  if (!settings.race) return;
+  telling.learn(f.block->number, epoch(f), f.warp(), tick(f));
+  telling.learn(of(f).known);
+}
+
+void acquire(const Fiber& f, const Knowledge& told) {
+  if (settings.race) of(f).known.learn(told);
+}
+
+void fence_for_copies(const Fiber& f) {
+  if (!settings.race) return;
+  ThreadOrder& t = of(f);
+  t.fenced_epoch = epoch(f);
+  t.fenced_clock = tick(f)[size_t(f.lane())];
+}
+
+bool fenced_for_copies(const Access& write) {
+  const Moment& m = now_[write.moment];
+  if (!same_cluster(m.block, worker->blocks.front().number)) return true;
+  const Block& b = worker->blocks[m.block % worker->blocks.size()];
+  const ThreadOrder& t = threads[index_of(b.fibers[write.thread])];
+  if (m.epoch != t.fenced_epoch) return m.epoch < t.fenced_epoch;
+  return write.stamp <= t.fenced_clock;
 }
 
 void new_generation(Fiber& f) {
@@ -332,13 +401,10 @@ void fence(Scope scope) {
   if (!settings.race || !in_kernel) return;
   using namespace shadow;
   const Fiber& f = *worker->running;
-  WarpState& warp = f.block->warps[size_t(f.warp())];
   BlockOrder& block = order_of(*f.block);
   ThreadOrder& t = of(f);
   complete(t);
-  Clocks clocks = warp.seen[size_t(f.lane())];
-  clocks[size_t(f.lane())] = warp.clock;
-  ++warp.clock;
+  const Clocks clocks = tick(f);
   const auto refresh = [&](Knowledge& fenced) {
     fenced.learn(f.block->number, epoch(f), f.warp(), clocks);
     fenced.learn(t.known);

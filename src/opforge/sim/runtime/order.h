@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "knowledge.h"
 #include "pages.h"
 #include "state.h"
 
@@ -22,6 +23,14 @@ void note_global_write(const Fiber& f);
 // The current thread changes an atomic: it tells others what it has fenced, and learns what they
 // told, once it reaches a fence or a barrier.
 void tell(const Worker& w, uintptr_t address, bool shared);
+
+// Arriving at a barrier tells what the thread did; having waited is to know what was told.
+void release(const Fiber& f, Knowledge& telling);
+void acquire(const Fiber& f, const Knowledge& told);
+
+// What a thread wrote before this, copies see.
+void fence_for_copies(const Fiber& f);
+bool fenced_for_copies(const Access& write);
 
 // Whether a block has changed an atomic that thread `f` or its block has changed, too.
 bool has_told(const Fiber& f, uint32_t block);

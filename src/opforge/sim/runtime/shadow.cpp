@@ -17,15 +17,30 @@ Pages pages;
 
 namespace {
 
+const char* const kVerbs[] = {" reads ",
+                              " writes ",
+                              " changes with an atomic ",
+                              " uses the barrier in ",
+                              " asks for a bulk copy to ",
+                              " asks for a bulk copy from "};
+
+std::string why_not_over(const Access& copy, bool wrote) {
+  if (!wrote) return "without bulk_wait_read() before it";
+  if (copy.stamp == Engine::kNever) return "which is seen in later kernels only";
+  return "without a wait() for phase " + std::to_string(copy.stamp % 2) + " of its barrier" +
+         (copy.stamp > 0 ? ", or it was asked for before it was read" : "");
+}
+
 void report_race(Worker& w, const Fiber& f, uintptr_t address, Kind kind, const void* pc,
                  const Access& other, bool other_wrote) {
-  static const char* const kVerbs[] = {" reads ", " writes ", " changes with an atomic "};
   const bool of_before = !of_this_launch(other) || (other.before && !f.awaited);
   const bool of_others = !of_before && (other.many_blocks || block_of(other) != f.block->number);
   const bool told = of_others && has_told(f, block_of(other));
   std::string reason;
   if (of_before) {
     reason = "without await_previous() before it";
+  } else if (other.copy) {
+    reason = why_not_over(other, other_wrote);
   } else if (told) {
     reason = "and told of it through an atomic, but without a __threadfence() after it";
   } else if (of_others && w.blocks.size() > 1 && same_cluster(block_of(other), f.block->number)) {
@@ -37,11 +52,24 @@ void report_race(Worker& w, const Fiber& f, uintptr_t address, Kind kind, const 
   } else {
     reason = "with no barrier between";
   }
+  const bool copy = other.copy && !of_before;
   const std::string text = sim::name_of(f) + kVerbs[int(kind)] + memory_at(w, address) + " that " +
-                           shadow::name_of(other, f) + (other_wrote ? " wrote, " : " read, ") +
-                           reason;
+                           (copy ? "a bulk copy of " : "") + shadow::name_of(other, f) +
+                           (other_wrote ? " wrote, " : " read, ") + reason;
+  const char* label = copy ? "asked for" : other_wrote ? "wrote" : "read";
   report(told ? "missing-fence" : "race", text, pc,
-         reinterpret_cast<const void*>(uintptr_t(other.pc)), other_wrote ? "wrote" : "read");
+         reinterpret_cast<const void*>(uintptr_t(other.pc)), label);
+}
+
+// Copies do not see what was written in the ordinary way until a fence says so.
+void check_fenced(Worker& w, const Fiber& f, uintptr_t address, Kind kind, const void* pc,
+                  const Access& write) {
+  if (write.moment == 0 || write.copy || !of_this_launch(write)) return;
+  if (fenced_for_copies(write) || shared_at(w, address).part == nullptr) return;
+  report("missing-fence",
+         sim::name_of(f) + kVerbs[int(kind)] + memory_at(w, address) + " that " +
+             shadow::name_of(write, f) + " wrote, without fence_for_copies() after it",
+         pc, reinterpret_cast<const void*>(uintptr_t(write.pc)), "wrote");
 }
 
 void check_written(Worker& w, const Fiber& f, uintptr_t address, size_t bytes, const void* pc) {
@@ -93,15 +121,18 @@ void fresh_shared(const void* address, size_t bytes) {
   if (settings.race) pages.forget(reinterpret_cast<uintptr_t>(address), bytes);
 }
 
-void access(uintptr_t address, size_t bytes, Kind kind, const void* pc) {
+void access(uintptr_t address, size_t bytes, Kind kind, const void* pc, const Engine* engine) {
   Worker& w = *worker;
   const Fiber& f = *w.running;
+  const bool writes = kind == Kind::write || kind == Kind::copy_to;
+  const bool reads = kind == Kind::read || kind == Kind::copy_from;
   Access mine;
   mine.pc = reinterpret_cast<uintptr_t>(pc);
   mine.thread = uint64_t(f.number);
   mine.moment = f.moment;
-  mine.stamp = f.block->warps[size_t(f.warp())].clock;
-  mine.lanes = 1u << f.lane();
+  mine.copy = engine != nullptr;
+  mine.stamp = engine ? engine->phase : f.block->warps[size_t(f.warp())].clock;
+  mine.lanes = engine ? engine->number : 1u << f.lane();
   if (kind == Kind::write || w.blocks.size() > 1) {
     Block* owner = shared_at(w, address).owner;
     if (owner == nullptr && kind == Kind::write) note_global_write(f);
@@ -112,12 +143,13 @@ void access(uintptr_t address, size_t bytes, Kind kind, const void* pc) {
       if (!ordered(f, a)) report_race(w, f, at, kind, pc, a, wrote);
     };
     check(cell.write, true);
-    if (kind != Kind::atomic) check(cell.atomic, true);
-    if (kind != Kind::read) check(cell.read, false);
-    if (kind != Kind::write && !cell.written()) check_written(w, f, at, size, pc);
-    if (kind == Kind::write) {
+    if (writes || reads) check(cell.atomic, true);
+    if (!reads) check(cell.read, false);
+    if (engine) check_fenced(w, f, at, kind, pc, cell.write);
+    if (!writes && kind != Kind::barrier && !cell.written()) check_written(w, f, at, size, pc);
+    if (writes) {
       cell = {mine, {}, {}};
-    } else {
+    } else if (kind != Kind::barrier) {
       join(f, kind == Kind::atomic ? cell.atomic : cell.read, mine);
     }
   });

@@ -4,14 +4,21 @@
 // Order on a GPU comes from: __syncthreads for the threads of a block, __syncwarp for the lanes it
 // names, the cluster's barrier for its threads, the end of a kernel, and between blocks from a
 // device fence before an atomic that the other side sees before a fence or barrier of its own.
-// Shuffles and votes order nothing.
+// Shuffles and votes order nothing. A bulk copy comes after what its thread did before asking for
+// it, and before what is done by those who know that its phase is over.
 #pragma once
 
 #include "state.h"
 
 namespace opforge::sim::shadow {
 
-enum class Kind { read, write, atomic };
+enum class Kind { read, write, atomic, barrier, copy_to, copy_from };
+
+// Does copies beside the threads; they are over for those who know that the phase is.
+struct Engine {
+  static constexpr uint32_t kNever = ~0u;  // a phase that is over with the kernel
+  uint32_t number, phase;
+};
 
 void begin_launch(const Launch& l);
 void begin_cluster(Worker& w);
@@ -22,6 +29,7 @@ void new_generation(Fiber& f);  // it has arrived at or passed the cluster's bar
 void cluster_barrier(Worker& w);
 void fresh_shared(const void* address, size_t bytes);
 
-void access(uintptr_t address, size_t bytes, Kind kind, const void* pc);
+void access(uintptr_t address, size_t bytes, Kind kind, const void* pc,
+            const Engine* engine = nullptr);
 
 }  // namespace opforge::sim::shadow

@@ -26,8 +26,18 @@ struct Site {
   const void* pc = nullptr;
 };
 
-enum class State : uint8_t { ready, at_barrier, in_warp, at_active_mask, at_cluster, done };
+enum class State : uint8_t {
+  ready,
+  at_barrier,
+  in_warp,
+  at_active_mask,
+  at_cluster,
+  at_phase,
+  at_copies,
+  done
+};
 
+struct Async;
 struct Block;
 
 // A CUDA thread.
@@ -47,6 +57,8 @@ struct Fiber {
   uint32_t moment = 0;   // its block, barrier epoch and cluster generation, for the shadow
   // Two for each cluster barrier behind it, and one more if it has arrived at the next.
   uint32_t generation = 0;
+  uintptr_t awaits = 0;  // a barrier of async.h
+  uint32_t phase = 0;    // its phase, or the groups of copies that must be over
 
   int lane() const { return number % kWarp; }
   int warp() const { return number / kWarp; }
@@ -113,6 +125,7 @@ struct Worker {
   int alive = 0;           // of all threads
   int cluster_arrived = 0;
   uint32_t cluster_barriers = 0;  // that all have come to
+  std::shared_ptr<Async> async;   // if the kernel has barriers or copies of async.h
   bool abandoned = false;         // the cluster cannot go on
   std::mt19937_64 random;
   double started = 0;  // the cluster, by a monotonic clock

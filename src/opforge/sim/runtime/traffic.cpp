@@ -94,6 +94,14 @@ void count_request(const Lane* first, const Lane* last) {
   totals.sectors[first->write] += sectors.size();
 }
 
+void touch(uintptr_t address, size_t bytes, bool write) {
+  for (uintptr_t s = address / kSector; s * kSector < address + bytes; ++s) {
+    auto& sectors = touched[s * kSector / kPage].sectors[write];
+    const uintptr_t within = s % (kPage / kSector);
+    sectors[within / 64] |= uint64_t(1) << within % 64;
+  }
+}
+
 void flush() {
   for (auto& [key, place] : places) {
     auto& lanes = place.lanes;
@@ -148,16 +156,19 @@ void end_cluster() {
 
 void barrier() { totals.barriers += settings.traffic != 0; }
 
+void copy(uintptr_t address, size_t bytes, bool write) {
+  touch(address, bytes, write);
+  const uint64_t sectors = (address % kSector + bytes + kSector - 1) / kSector;
+  ++totals.requests[write];
+  totals.bytes[write] += bytes;
+  totals.sectors[write] += sectors;
+  totals.fewest[write] += std::min<uint64_t>(sectors, (bytes + 31) / kSector);
+}
+
 void access(uintptr_t address, size_t bytes, bool write, const void* pc) {
   const Fiber& f = *worker->running;
   const bool shared = shadow::shared_at(*worker, address).part != nullptr;
-  if (!shared) {
-    for (uintptr_t s = address / kSector; s * kSector < address + bytes; ++s) {
-      auto& sectors = touched[s * kSector / kPage].sectors[write];
-      const uintptr_t within = s % (kPage / kSector);
-      sectors[within / 64] |= uint64_t(1) << within % 64;
-    }
-  }
+  if (!shared) touch(address, bytes, write);
   const uint64_t warp = uint64_t(f.block->rank * kWarp + f.warp());
   const uint64_t key = reinterpret_cast<uintptr_t>(pc) * 512 + warp * 2 + write;
   Place& place = places[key];

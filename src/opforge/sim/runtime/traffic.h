@@ -10,6 +10,7 @@ void begin_launch(const Launch& l);
 void end_launch(const Launch& l);
 void end_cluster();
 void barrier();
+void copy(uintptr_t address, size_t bytes, bool write);  // to or from global memory, in bulk
 void access(uintptr_t address, size_t bytes, bool write, const void* pc);
 
 }  // namespace opforge::sim::traffic
