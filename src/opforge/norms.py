@@ -46,6 +46,34 @@ def _factor(p: float) -> float:
     return 1.0 / (1.0 - p) if p < 1 else 0.0
 
 
+def sum_before(
+    x: Tensor, residual: Tensor | None, seed: Tensor | None, before: int, p: float
+) -> Tensor:
+    """What is normalised, in the dtype that kernels compute in; for statistics alone."""
+    h = around(x.detach(), before, part(seed, 0), p)
+    return wide(h if residual is None else h + residual.detach())
+
+
+def through_sum(
+    grad: Tensor,
+    grad_h: Tensor | None,
+    x: Tensor,
+    residual_shape: list[int] | None,
+    seed: Tensor | None,
+    before: int,
+    p: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x and residual, given that of the norm's input; empty if it is x's."""
+    if grad_h is not None and residual_shape is not None:
+        grad = grad + grad_h
+    if before == 0:
+        return grad.to(dtype), no_tensor(x).to(dtype)
+    grad_x = around_backward(grad, wide(x), before, part(seed, 0), p)
+    grad_residual = no_tensor(x) if residual_shape is None else grad
+    return grad_x.to(dtype), grad_residual.to(dtype)
+
+
 def part(seed: Tensor | None, i: int) -> Tensor | None:
     """The seed of ``before`` (0) or ``after`` (1)."""
     return None if seed is None else seed[i : i + 1]
@@ -138,7 +166,7 @@ def unsaved(residual: Tensor | None, before: int) -> tuple[str, ...]:
 def cases(make: Make) -> Iterator[tuple[Tensor, Tensor | None, dict[str, Any]]]:
     """x, residual and options that differ from the plain norm's."""
     seed = torch.tensor([17, 4], device=make.device)
-    for shape in [(5,), (0, 4), (3, 0), (1, 1), (7, 31), (33, 96), (2, 3, 257), (3, 1100)]:
+    for shape in [(5,), (0, 4), (3, 0), (1, 3), (7, 31), (33, 96), (2, 3, 257), (3, 1100)]:
         yield make(*shape), None, {}
     yield make(16, 40)[::2], None, {"offset": 1.0}
     yield make(4, 6, 24).transpose(0, 1), make(6, 4, 24), {"save": False}

@@ -99,7 +99,7 @@ NormResult norm_forward(const char* name, const Tensor& x, const std::optional<T
   };
   const bool extras = residual || around.before != 0 || around.after != 0;
   dispatch(dtype_of(x), [&]<class T>(Type<T> type) {
-    with_choice<sizeof(T) < 8>(extras, [&](auto choice) { run(type, choice); });
+    CHOICE
   });
   return out;
 }
@@ -124,8 +124,9 @@ const T* end_of(const RowsView& v, int64_t cols) {
 
 template <bool Centered>
 NormGradients norm_backward(const char* name, const Tensor& grad_y,
-                            const std::optional<Tensor>& grad_h, const NormSaved& saved,
+                            const std::optional<Tensor>& grad_of_h, const NormSaved& saved,
                             const AroundArguments& around, double eps, double offset) {
+  const std::optional<Tensor> grad_h = saved.summed ? grad_of_h : std::nullopt;
   const Tensor& like = saved.summed ? saved.h : *saved.x;
   const bool relu_beside_h = saved.summed && (around.before & 1) != 0;
   OPFORGE_CHECK(like.dim() >= 1 && (saved.summed || saved.x) && (!relu_beside_h || saved.x), name,
@@ -138,9 +139,11 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
   check_param(name, like, saved.weight);
   check_param(name, like, saved.bias);
   around.check(name, like);
-  const int64_t cols = like.size(like.dim() - 1), rows = cols == 0 ? 0 : like.numel() / cols;
-  const bool has_stats = saved.rstd.numel() == rows && rows > 0;
-  OPFORGE_CHECK(has_stats || saved.rstd.numel() == 0, name, "_backward: rstd has another size");
+  const int64_t cols = like.size(like.dim() - 1);
+  int64_t rows = 1;
+  for (const int64_t n : sizes(like).first(size_t(like.dim() - 1))) rows *= n;
+  const bool has_stats = saved.rstd.numel() > 0;
+  OPFORGE_CHECK(!has_stats || saved.rstd.numel() == rows, name, "_backward: rstd has another size");
   const DeviceGuard guard(like.get_device_index());
   const int64_t none = 0;
   const std::span<const int64_t> nothing{&none, 1};
@@ -217,7 +220,7 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
   };
   const bool extras = saved.summed || grad_h || around.before != 0 || around.after != 0;
   dispatch(dtype_of(like), [&]<class T>(Type<T> type) {
-    with_choice<sizeof(T) < 8>(extras, [&](auto choice) { run(type, choice); });
+    CHOICE
   });
   return out;
 }

@@ -9,14 +9,21 @@
 
 namespace opforge {
 
-// A tensor seen as rows along its last dim, which is contiguous; the other dims have any strides.
+// A tensor seen as rows along its last dim, which is contiguous; the other dims are one or two.
 struct RowsView {
-  Tensor tensor;  // the tensor itself, or a copy where its last dim has gaps
+  Tensor tensor;  // the tensor itself, or a copy where it cannot be seen so
   Layout<1> leading;
 
   template <class T>
   Rows<const T> read() const {
-    return {data<T>(tensor), Walk<uint64_t, 1>(leading)};
+    Rows<const T> rows;
+    rows.data = data<T>(tensor);
+    if (leading.rank > 0) rows.stride = leading.stride[0][0];
+    if (leading.rank > 1) {
+      rows.inner = Divider<uint32_t>(leading.size[0]);
+      rows.outer_stride = leading.stride[0][1];
+    }
+    return rows;
   }
   // Whether all rows begin at multiples of so many elements, counted from the first.
   bool steps_by(int64_t n) const {
@@ -31,8 +38,12 @@ inline RowsView as_rows(const Tensor& x) {
   const auto size = sizes(x), stride = strides(x);
   const size_t last = size.size() - 1;
   const RowsView view{x, flatten_in_order(size.first(last), stride.first(last))};
+  const Layout<1>& leading = view.leading;
   const bool gaps = size[last] > 1 && stride[last] != 1;
-  return gaps || !view.leading.fits ? as_rows(contiguous(x)) : view;
+  const bool simple =
+      leading.fits && (leading.rank <= 1 || (leading.rank == 2 && leading.stride[0][1] != 0 &&
+                                             leading.count() < (int64_t(1) << 31)));
+  return gaps || !simple ? as_rows(contiguous(x)) : view;
 }
 
 // Calls run(Width<N>{}, ragged) with the 16-byte vector width if the operands are aligned alike in

@@ -28,25 +28,20 @@ struct Around {
   uint32_t threshold = 0;
   double factor = 1;  // of what is kept
 
-  // Which of N elements stay, for the other two.
-  template <int N>
-  __device__ __forceinline__ uint32_t kept(int64_t first) const {
-    return dropout ? kept_bits<N>(uint64_t(*seed), uint64_t(first), threshold) : 0;
-  }
-
-  template <int N, class A>
-  __device__ __forceinline__ void forward(uint32_t kept, A (&v)[N]) const {
+  // For the elements from `first` on.
+  template <bool Dropout, int N, class A>
+  __device__ __forceinline__ void forward(int64_t first, A (&v)[N]) const {
     if (relu) {
 #pragma unroll
       for (int e = 0; e < N; ++e) v[e] = v[e] < A(0) ? A(0) : v[e];  // keeps NaN
     }
-    drop(kept, v);
+    if (Dropout && dropout) drop(first, v);
   }
 
   // `v` becomes the gradient of the input, given that of the output and the input.
-  template <int N, class A>
-  __device__ __forceinline__ void backward(uint32_t kept, const A (&input)[N], A (&v)[N]) const {
-    drop(kept, v);
+  template <bool Dropout, int N, class A>
+  __device__ __forceinline__ void backward(int64_t first, const A (&input)[N], A (&v)[N]) const {
+    if (Dropout && dropout) drop(first, v);
     if (relu) {
 #pragma unroll
       for (int e = 0; e < N; ++e) v[e] = input[e] <= A(0) ? A(0) : v[e];
@@ -55,22 +50,69 @@ struct Around {
 
  private:
   template <int N, class A>
-  __device__ __forceinline__ void drop(uint32_t kept, A (&v)[N]) const {
-    if (!dropout) return;
+  __device__ __forceinline__ void drop(int64_t first, A (&v)[N]) const {
+    const uint32_t kept = kept_bits<N>(uint64_t(*seed), uint64_t(first), threshold);
 #pragma unroll
     for (int e = 0; e < N; ++e) v[e] = (kept >> e & 1) != 0 ? v[e] * A(factor) : A(0);
   }
 };
 
-// What a row is normalised by. Centered: the mean, and the squares around it, of how many elements;
-// two of these merge without cancellation. Else: the sum of squares.
-template <class A, bool Centered>
-struct Moments {
+// What is added up of a row, and what it comes to: mean and 1 / deviation around it.
+template <class A>
+struct Scale {
+  A mean, rstd;
+};
+
+// Around zero.
+template <class A>
+struct Squares {
+  A squares = 0;
+
+  template <int N>
+  __device__ __forceinline__ void add(const A (&v)[N], A) {
+#pragma unroll
+    for (int e = 0; e < N; ++e) squares = fma(v[e], v[e], squares);
+  }
+  __device__ __forceinline__ void operator+=(const Squares& other) { squares += other.squares; }
+  __device__ __forceinline__ Scale<A> scale(A, A share, A eps) const {
+    return {A(0), rsqrt(fma(squares, share, eps))};
+  }
+};
+
+// Around the mean, for 16-bit elements: sums around a pivot taken from the row. However far the
+// pivot is from the mean, the variance is right to a fraction of what such an element can tell.
+template <class A>
+struct PivotedMoments {
+  A sum = 0, squares = 0;
+
+  template <int N>
+  __device__ __forceinline__ void add(const A (&v)[N], A pivot) {
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      const A away = v[e] - pivot;
+      sum += away;
+      squares = fma(away, away, squares);
+    }
+  }
+  __device__ __forceinline__ void operator+=(const PivotedMoments& other) {
+    sum += other.sum;
+    squares += other.squares;
+  }
+  __device__ __forceinline__ Scale<A> scale(A pivot, A share, A eps) const {
+    const A average = sum * share, variance = fma(squares, share, -average * average);
+    return {pivot + average, rsqrt((variance > A(0) ? variance : A(0)) + eps)};
+  }
+};
+
+// The same for float and double: how many elements, their mean, and the squares around it. Two of
+// these merge without cancellation.
+template <class A>
+struct MergedMoments {
   A count = 0, mean = 0, squares = 0;
 
   template <int N>
-  __device__ __forceinline__ void add(const A (&v)[N]) {
-    Moments own;
+  __device__ __forceinline__ void add(const A (&v)[N], A) {
+    MergedMoments own;
     own.count = N;
 #pragma unroll
     for (int e = 0; e < N; ++e) own.mean += v[e];
@@ -82,7 +124,7 @@ struct Moments {
     }
     *this += own;
   }
-  __device__ __forceinline__ void operator+=(const Moments& other) {
+  __device__ __forceinline__ void operator+=(const MergedMoments& other) {
     const A both = count + other.count;
     if (both == A(0)) return;
     const A apart = other.mean - mean, share = A(1) / both;
@@ -90,95 +132,112 @@ struct Moments {
     squares = (squares + other.squares) + apart * apart * (count * other.count * share);
     count = both;
   }
-  __device__ __forceinline__ A rstd(int64_t cols, A eps) const {
-    return A(1) / sqrt(squares / A(cols) + eps);
+  __device__ __forceinline__ Scale<A> scale(A, A share, A eps) const {
+    return {mean, rsqrt(fma(squares, share, eps))};
   }
 };
 
-template <class A>
-struct Moments<A, false> {
-  A squares = 0;
-  static constexpr int mean = 0;
+template <class T, bool Centered>
+using Moments = std::conditional_t<
+    !Centered, Squares<compute_t<T>>,
+    std::conditional_t<(sizeof(T) < 4), PivotedMoments<compute_t<T>>, MergedMoments<compute_t<T>>>>;
 
-  template <int N>
-  __device__ __forceinline__ void add(const A (&v)[N]) {
-#pragma unroll
-    for (int e = 0; e < N; ++e) squares = fma(v[e], v[e], squares);
-  }
-  __device__ __forceinline__ void operator+=(const Moments& other) { squares += other.squares; }
-  __device__ __forceinline__ A rstd(int64_t cols, A eps) const {
-    return A(1) / sqrt(squares / A(cols) + eps);
-  }
-};
+// What stands around the norm, as far as a kernel is compiled for it: the less, the fewer
+// registers.
+enum class Extras { none, no_dropout, all };
 
-// y = after((h - mean) * rstd * (weight + offset) + bias) with h = before(x) + residual.
-// Extras: there is a residual, a relu or a dropout. Without them fewer registers do.
-template <class T, bool Centered, bool Extras>
+template <class T, bool Centered, Extras extras>
 struct NormForward {
   using Element = T;
   using A = compute_t<T>;
-  using Total = Moments<A, Centered>;
+  using Total = Moments<T, Centered>;
+  static constexpr bool kExtras = extras != Extras::none, kDropout = extras == Extras::all;
   Rows<const T> x, residual;
   T *h, *y;  // h, if there is a residual
   A *mean, *rstd;
   Param weight, bias;
   Around before, after;
-  A offset, eps;
+  A offset, eps, share;  // share: 1 / cols
   int64_t cols;
 
   struct Cursor {
     int64_t row;
     const T *x, *residual;
+    A pivot;
   };
 
   template <int N>
   struct Loaded {
-    Vec<T, N> h;
+    Packed<T, N> h, residual;  // h is x until it is prepared
   };
 
   __device__ __forceinline__ Cursor start(int64_t row) const {
-    return {row, x.at(row), Extras && h != nullptr ? residual.at(row) : nullptr};
+    Cursor c{row, x.at(row), kExtras && h != nullptr ? residual.at(row) : nullptr, A(0)};
+    // Some of the row's elements, whatever becomes of them before they are added up.
+    if (Centered && sizeof(T) < 4) c.pivot = pivot_of(c);
+    return c;
   }
   __device__ __forceinline__ const T* first(const Cursor& c) const { return c.x; }
 
-  template <int N>
-  __device__ __forceinline__ Loaded<N> load(const Cursor& c, int64_t col, bool again) const {
-    if (Extras && again && h != nullptr) return {opforge::load<N>(h + c.row * cols + col)};
-    Loaded<N> in{opforge::load<N>(c.x + col)};
-    if constexpr (Extras) {
-      Vec<T, N> other = {};
-      if (h != nullptr) other = opforge::load<N>(c.residual + col);
-      A v[N];
-#pragma unroll
-      for (int e = 0; e < N; ++e) v[e] = widen(in.h.value[e]);
-      before.forward(before.template kept<N>(c.row * cols + col), v);
-#pragma unroll
-      for (int e = 0; e < N; ++e) in.h.value[e] = narrow<T>(v[e] + widen(other.value[e]));
-      if (h != nullptr) store<N>(h + c.row * cols + col, in.h);
+  // Close to the mean as a rule: the average of the first elements, with what is added to them.
+  __device__ __forceinline__ A pivot_of(const Cursor& c) const {
+    const int count = cols < 4 ? int(cols) : 4;
+    A sum = 0;
+    for (int i = 0; i < count; ++i) {
+      sum += widen(c.x[i]);
+      if (c.residual != nullptr) sum += widen(c.residual[i]);
     }
+    return sum / A(count);
+  }
+
+  template <int N>
+  __device__ __forceinline__ Loaded<N> load(const Cursor& c, int64_t col) const {
+    Loaded<N> in;
+    in.h = load_packed<N>(c.x + col);
+    if (kExtras && h != nullptr) in.residual = load_packed<N>(c.residual + col);
     return in;
   }
 
   template <int N>
-  __device__ __forceinline__ void add(Total& total, const Loaded<N>& in) const {
-    A v[N];
+  __device__ __forceinline__ void prepare(const Cursor& c, int64_t col, Loaded<N>& in,
+                                          bool again) const {
+    if constexpr (kExtras) {
+      A v[N];
+      widen(in.h, v);
+      before.template forward<kDropout>(c.row * cols + col, v);
+      if (h != nullptr) {
+        A other[N];
+        widen(in.residual, other);
 #pragma unroll
-    for (int e = 0; e < N; ++e) v[e] = widen(in.h.value[e]);
-    total.add(v);
-  }
-
-  __device__ __forceinline__ void finish(const Cursor& c, const Total& total) const {
-    if (mean != nullptr) mean[c.row] = total.mean;
-    if (rstd != nullptr) rstd[c.row] = total.rstd(cols, eps);
+        for (int e = 0; e < N; ++e) v[e] += other[e];
+      }
+      in.h = narrow<T>(v);
+      if (h != nullptr && !again) store<N>(h + c.row * cols + col, in.h);
+    }
   }
 
   template <int N>
-  __device__ __forceinline__ void use(const Cursor& c, int64_t col, const Loaded<N>& in,
-                                      const Total& total) const {
-    const A factor = total.rstd(cols, eps);
+  __device__ __forceinline__ void add(const Cursor& c, Total& total, const Loaded<N>& in) const {
+    A v[N];
+    widen(in.h, v);
+    total.add(v, c.pivot);
+  }
+
+  __device__ __forceinline__ Scale<A> settle(const Cursor& c, const Total& total) const {
+    return total.scale(c.pivot, share, eps);
+  }
+  __device__ __forceinline__ void finish(const Cursor& c, const Scale<A>& scale) const {
+    if (mean != nullptr) mean[c.row] = scale.mean;
+    if (rstd != nullptr) rstd[c.row] = scale.rstd;
+  }
+
+  template <int N>
+  __device__ __forceinline__ Packed<T, N> result(const Cursor& c, int64_t col, const Loaded<N>& in,
+                                                 const Scale<A>& scale) const {
     A v[N], w[N];
+    widen(in.h, v);
 #pragma unroll
-    for (int e = 0; e < N; ++e) v[e] = (widen(in.h.value[e]) - A(total.mean)) * factor;
+    for (int e = 0; e < N; ++e) v[e] = (v[e] - scale.mean) * scale.rstd;
     if (weight) {
       read<T>(weight, col, w);
 #pragma unroll
@@ -189,10 +248,13 @@ struct NormForward {
 #pragma unroll
       for (int e = 0; e < N; ++e) v[e] += w[e];
     }
-    if constexpr (Extras) after.forward(after.template kept<N>(c.row * cols + col), v);
-    Vec<T, N> out;
-#pragma unroll
-    for (int e = 0; e < N; ++e) out.value[e] = narrow<T>(v[e]);
+    if constexpr (kExtras) after.template forward<kDropout>(c.row * cols + col, v);
+    return narrow<T>(v);
+  }
+
+  template <int N>
+  __device__ __forceinline__ void write(const Cursor& c, int64_t col,
+                                        const Packed<T, N>& out) const {
     store<N>(y + c.row * cols + col, out);
   }
 };

@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) norm_backward(const NormBackwa
         through_after(k, h, grad);
 #pragma unroll
         for (int e = 0; e < N; ++e) {
-          grad[e] = (fma(grad[e], scale[k][e], -average) - h[e] * inner) * rstd;
+          grad[e] = fma(-h[e], inner, fma(grad[e], scale[k][e], -average)) * rstd;
         }
         const int64_t at = row * plan.cols + first_col + local(k);
         Vec<T, N> out;

@@ -23,17 +23,28 @@ __device__ __forceinline__ A warp_sum(A value, int width = kWarp) {
 // The same for a struct of numbers with an operator +=, under which a += b and b += a end in the
 // same bits, so that all lanes agree.
 template <class Total>
-__device__ __forceinline__ Total warp_total(Total total, int width) {
+__device__ __forceinline__ void add_lane(Total& total, int step) {
   static_assert(sizeof(Total) % 4 == 0);
-  for (int step = width / 2; step > 0; step /= 2) {
-    uint32_t words[sizeof(Total) / 4];
-    memcpy(words, &total, sizeof total);
+  uint32_t words[sizeof(Total) / 4];
+  memcpy(words, &total, sizeof total);
 #pragma unroll
-    for (uint32_t& word : words) word = __shfl_xor_sync(0xffffffffu, word, step);
-    Total other;
-    memcpy(&other, words, sizeof other);
-    total += other;
-  }
+  for (uint32_t& word : words) word = __shfl_xor_sync(0xffffffffu, word, step);
+  Total other;
+  memcpy(&other, words, sizeof other);
+  total += other;
+}
+
+template <class Total>
+__device__ __forceinline__ Total warp_total(Total total) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) add_lane(total, step);
+  return total;
+}
+
+template <class Total>
+__device__ __forceinline__ Total warp_total(Total total, int width) {
+#pragma unroll 1
+  for (int step = width / 2; step > 0; step /= 2) add_lane(total, step);
   return total;
 }
 

@@ -27,15 +27,18 @@ constexpr int kRowThreads = 512;  // of a block, before a row is spread over sev
 constexpr int kRowBlock = 128;    // threads of a block of short rows
 constexpr int kMaxCluster = 8;
 
-// The rows of a tensor: the last dim is contiguous, the others in any strides.
+// The rows of a tensor: the last dim is contiguous, the others are one or two dims with any
+// strides.
 template <class T>
 struct Rows {
   T* data = nullptr;
-  Walk<uint64_t, 1> leading;
+  int64_t stride = 0, outer_stride = 0;
+  Divider<uint32_t> inner;  // rows until the outer dim steps; unused if that has one
 
   __device__ __forceinline__ T* at(int64_t row) const {
-    uint64_t inner;
-    return data + leading.offset(0, uint64_t(row), inner);
+    if (outer_stride == 0) return data + row * stride;
+    const uint32_t outer = inner.divide(uint32_t(row));
+    return data + outer * outer_stride + (uint32_t(row) - outer * inner.divisor) * stride;
   }
 };
 
@@ -86,8 +89,9 @@ struct Place {
 // again counts the turns. All blocks of a cluster must have started.
 template <class Total>
 __device__ __forceinline__ Total row_total(const RowPlan& p, Total total, int turn = 0) {
-  total = warp_total(total, min(p.group, kWarp));
-  if (p.group <= kWarp && p.cluster == 1) return total;
+  if (p.group < kWarp) return warp_total(total, p.group);
+  total = warp_total(total);
+  if (p.group == kWarp && p.cluster == 1) return total;
   // Of two turns, so that those who are ahead do not write what the others still read.
   struct Parts {
     Total of[2][kMaxCluster * kRowThreads / kWarp];
@@ -107,69 +111,100 @@ __device__ __forceinline__ Total row_total(const RowPlan& p, Total total, int tu
   }
   total = Total();
   for (int i = lane; i < warps * p.cluster; i += kWarp) total += parts[first + i];
-  return warp_total(total, kWarp);
+  return warp_total(total);
 }
+
+// The columns of a row that begins at `start`: some before the first whole vector, the vectors, and
+// what is left. The row's threads take vectors in turn, and the first ones an end each.
+template <int N>
+struct Columns {
+  int head, ends;
+  int64_t vectors;
+
+  template <class T>
+  __device__ __forceinline__ Columns(const T* start, int64_t cols) {
+    head = N == 1 ? 0 : (N - misalignment(start)) % N;
+    if (head > cols) head = int(cols);
+    vectors = (cols - head) / N;
+    ends = int(cols - vectors * N);
+  }
+  __device__ __forceinline__ int64_t vector(int64_t i) const { return head + i * N; }
+  __device__ __forceinline__ int64_t end(int i) const { return i < head ? i : i + vectors * N; }
+};
 
 // A visitor has: using Element; struct Total, see above;
 //   struct Cursor, where a row of each operand lies; Cursor start(row);
 //   const Element* first(Cursor), an operand by which all are aligned;
-//   template <int N> struct Loaded, what is held of N columns of the operands;
-//   Loaded<N> load<N>(Cursor, col, bool again), again in the second pass over a row not held;
-//   void add(Total&, Loaded<N>); void finish(Cursor, Total), by one thread of the row;
-//   void use(Cursor, col, Loaded<N>, Total), which writes the result.
+//   template <int N> struct Loaded, N columns of the operands;
+//   Loaded<N> load<N>(Cursor, col), which does nothing else: all loads of a row are under way
+//   before the first is used; prepare(Cursor, col, Loaded<N>&, bool again), which may change them
+//   and write, again in the second pass over a row that is not held;
+//   void add(Cursor, Total&, Loaded<N>); void finish(Cursor, Settled), by one thread of the row;
+//   Settled settle(Cursor, Total), what follows from it; Packed<Element, N> result(Cursor, col,
+//   Loaded<N>, Settled); void write(Cursor, col, Packed<Element, N>).
 template <int N, bool Held, class Visitor>
 __global__ void __launch_bounds__(kRowThreads) map_rows(const RowPlan p, const Visitor visitor) {
-  using Index = std::conditional_t<Held, int, int64_t>;
+  using T = typename Visitor::Element;
   if (p.cluster > 1) cluster_arrive();
   const Place place(p);
   const auto cursor = visitor.start(place.exists ? place.row : 0);
-  // Some columns before the first whole vector, the vectors, and what is left.
-  const int head =
-      N == 1 ? 0 : int(min(p.cols, int64_t((N - misalignment(visitor.first(cursor))) % N)));
-  const Index vectors = place.exists ? Index((p.cols - head) / N) : 0;
-  const Index body = vectors * N;
-  const int ends = place.exists ? int(p.cols - body) : 0;
-  const Index end = place.index < head ? Index(place.index) : body + place.index;
-  const bool has_end = N > 1 && place.index < ends;
-
+  const Columns<N> columns(visitor.first(cursor), place.exists ? p.cols : 0);
+  const bool has_end = N > 1 && place.index < columns.ends;
+  const int64_t end = columns.end(place.index);
   typename Visitor::Total total;
   typename Visitor::template Loaded<1> single;
-  if (has_end) {
-    single = visitor.template load<1>(cursor, end, false);
-    visitor.add(total, single);
-  }
+  if (has_end) single = visitor.template load<1>(cursor, end);
+
+  const auto conclude = [&](const auto& settled) {
+    if (has_end) visitor.write(cursor, end, visitor.result(cursor, end, single, settled));
+    if (place.exists && place.index == 0) visitor.finish(cursor, settled);
+  };
   if constexpr (Held) {
     typename Visitor::template Loaded<N> held[kHeld];
+    Packed<T, N> out[kHeld];
+    const int vectors = int(columns.vectors);
+    const auto each = [&](auto&& body) {
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      const int v = place.index + k * place.size;
-      if (v < vectors) held[k] = visitor.template load<N>(cursor, head + v * N, false);
-    }
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      if (place.index + k * place.size < vectors) visitor.add(total, held[k]);
+      for (int k = 0; k < kHeld; ++k) {
+        const int i = place.index + k * place.size;
+        if (i < vectors) body(k, columns.vector(i));
+      }
+    };
+    each([&](int k, int64_t col) { held[k] = visitor.template load<N>(cursor, col); });
+    each([&](int k, int64_t col) {
+      visitor.prepare(cursor, col, held[k], false);
+      visitor.add(cursor, total, held[k]);
+    });
+    if (has_end) {
+      visitor.prepare(cursor, end, single, false);
+      visitor.add(cursor, total, single);
     }
     if (p.cluster > 1) cluster_wait();  // for all to have started
-    total = row_total(p, total);
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      const int v = place.index + k * place.size;
-      renew(held[k]);
-      if (v < vectors) visitor.use(cursor, head + v * N, held[k], total);
-    }
+    const auto settled = visitor.settle(cursor, row_total(p, total));
+    // Results first, so that no store holds up a load (of weights, say).
+    each([&](int k, int64_t col) { out[k] = visitor.result(cursor, col, held[k], settled); });
+    each([&](int k, int64_t col) { visitor.write(cursor, col, out[k]); });
+    conclude(settled);
   } else {
-    for (Index v = place.index; v < vectors; v += place.size) {
-      visitor.add(total, visitor.template load<N>(cursor, head + v * N, false));
+    for (int64_t i = place.index; i < columns.vectors; i += place.size) {
+      auto loaded = visitor.template load<N>(cursor, columns.vector(i));
+      visitor.prepare(cursor, columns.vector(i), loaded, false);
+      visitor.add(cursor, total, loaded);
     }
-    if (p.cluster > 1) cluster_wait();  // for all to have started
-    total = row_total(p, total);
-    for (Index v = place.index; v < vectors; v += place.size) {
-      const auto again = visitor.template load<N>(cursor, head + v * N, true);
-      visitor.use(cursor, head + v * N, again, total);
+    if (has_end) {
+      visitor.prepare(cursor, end, single, false);
+      visitor.add(cursor, total, single);
     }
+    if (p.cluster > 1) cluster_wait();
+    const auto settled = visitor.settle(cursor, row_total(p, total));
+    for (int64_t i = place.index; i < columns.vectors; i += place.size) {
+      auto loaded = visitor.template load<N>(cursor, columns.vector(i));
+      visitor.prepare(cursor, columns.vector(i), loaded, true);
+      visitor.write(cursor, columns.vector(i),
+                    visitor.result(cursor, columns.vector(i), loaded, settled));
+    }
+    conclude(settled);
   }
-  if (has_end) visitor.use(cursor, end, single, total);
-  if (place.exists && place.index == 0) visitor.finish(cursor, total);
 }
 
 template <int N, class Visitor>

@@ -65,11 +65,8 @@ def rstd(
     save: bool,
 ) -> Tensor:
     """1 / sqrt(mean(h²) + eps) of each row."""
-    if not save:
-        return norms.no_tensor(norms.wide(x))
-    h = norms.around(x, before, norms.part(seed, 0), p)
-    v = norms.wide(h if residual is None else h + residual).detach()
-    return torch.rsqrt(v.square().mean(-1) + eps)
+    h = norms.sum_before(x, residual, seed, before, p)
+    return torch.rsqrt(h.square().mean(-1) + eps) if save else norms.no_tensor(h)
 
 
 def backward_reference(
@@ -102,14 +99,10 @@ def backward_reference(
     grad = grad * scale
     inner = (grad * normed).mean(-1, keepdim=True)
     grad = (grad - normed * inner) * factor
-    if grad_h is not None:
-        grad = grad + grad_h
-    if before == 0:
-        return grad.to(grad_y.dtype), grad_weight, norms.no_tensor(h)
-    given = v if x is None else norms.wide(x)
-    grad_x = norms.around_backward(grad, given, before, norms.part(seed, 0), p)
-    grad_residual = norms.no_tensor(h) if residual_shape is None else grad.to(grad_y.dtype)
-    return grad_x.to(grad_y.dtype), grad_weight, grad_residual
+    grad_x, grad_residual = norms.through_sum(
+        grad, grad_h, v if x is None else x, residual_shape, seed, before, p, grad_y.dtype
+    )
+    return grad_x, grad_weight, grad_residual
 
 
 def validate(
