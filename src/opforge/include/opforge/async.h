@@ -180,6 +180,37 @@ __device__ __forceinline__ void bulk_copy(void* to_shared, const void* from_glob
 #endif
 }
 
+// Puts a value into the same variable of block `rank` of the cluster, some time later, when its
+// bytes count for the same barrier there. Who waits for the phase sees it, without a barrier of the
+// whole cluster: that one flushes caches.
+template <class Value>
+__device__ __forceinline__ void send(const Value& value, Value& to, Barrier& barrier, int rank) {
+  static_assert(sizeof(Value) % 4 == 0 && alignof(Value) >= 4);
+#if defined(OPFORGE_SIM)
+  sim::send(&to, &value, sizeof value, &barrier, rank);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t words[sizeof(Value) / 4], there, told;
+  memcpy(words, &value, sizeof value);
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(there)
+      : "r"(detail::shared_address(&to)), "r"(rank));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(told)
+      : "r"(detail::shared_address(&barrier)), "r"(rank));
+#pragma unroll
+  for (unsigned i = 0; i < sizeof(Value) / 4; ++i) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+            there + 4 * i),
+        "r"(words[i]), "r"(told)
+        : "memory");
+  }
+#else
+  to = value;
+  detail::advance(barrier, 0, -int64_t(sizeof value));
+#endif
+}
+
 // The threads that wrote what a bulk_store() is to read call this between their writes and the
 // barrier after which one of them asks for it.
 __device__ __forceinline__ void fence_for_copies() {

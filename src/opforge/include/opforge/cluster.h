@@ -44,6 +44,16 @@ __device__ __forceinline__ void cluster_arrive() {
 #endif
 }
 
+// The same arrival, but what was done before is not made visible to others: to say that this block
+// has started and published its barriers (async.h). Quicker by a fence of all memory.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if defined(OPFORGE_SIM)
+  sim::cluster_arrive();
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+
 __device__ __forceinline__ void cluster_wait() {
 #if defined(OPFORGE_SIM)
   sim::cluster_wait();

@@ -98,9 +98,7 @@ NormResult norm_forward(const char* name, const Tensor& x, const std::optional<T
     });
   };
   const bool extras = residual || around.before != 0 || around.after != 0;
-  dispatch(dtype_of(x), [&]<class T>(Type<T> type) {
-    CHOICE
-  });
+  dispatch(dtype_of(x), [&]<class T>(Type<T> type) { CHOICE });
   return out;
 }
 
@@ -219,9 +217,7 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
     finish(saved.bias, p.bias_sums, out.bias);
   };
   const bool extras = saved.summed || grad_h || around.before != 0 || around.after != 0;
-  dispatch(dtype_of(like), [&]<class T>(Type<T> type) {
-    CHOICE
-  });
+  dispatch(dtype_of(like), [&]<class T>(Type<T> type) { CHOICE });
   return out;
 }
 

@@ -70,8 +70,10 @@ struct Squares {
 
   template <int N>
   __device__ __forceinline__ void add(const A (&v)[N], A) {
+    A own = v[0] * v[0];  // by itself, so that vectors are added side by side
 #pragma unroll
-    for (int e = 0; e < N; ++e) squares = fma(v[e], v[e], squares);
+    for (int e = 1; e < N; ++e) own = fma(v[e], v[e], own);
+    squares += own;
   }
   __device__ __forceinline__ void operator+=(const Squares& other) { squares += other.squares; }
   __device__ __forceinline__ Scale<A> scale(A, A share, A eps) const {

@@ -11,6 +11,7 @@
 // and the two ends of a row go by element.
 #pragma once
 
+#include <opforge/async.h>
 #include <opforge/cluster.h>
 #include <opforge/index.h>
 #include <opforge/launch.h>
@@ -75,18 +76,43 @@ struct Place {
   bool exists;      // the last block may have less rows than it could
 
   __device__ __forceinline__ explicit Place(const RowPlan& p) {
-    const int rank = p.cluster == 1 ? 0 : cluster_rank();
-    const unsigned groups = blockDim.x / unsigned(p.group);
-    row = int64_t(blockIdx.x / unsigned(p.cluster)) * groups + threadIdx.x / unsigned(p.group);
-    index = int(rank * p.group + threadIdx.x % unsigned(p.group));
     size = p.group * p.cluster;
+    if (p.group < int(blockDim.x)) {  // several rows, of so many threads each: a power of two
+      const int shift = __ffs(p.group) - 1;
+      row = int64_t(blockIdx.x) * (blockDim.x >> shift) + (threadIdx.x >> shift);
+      index = int(threadIdx.x) & (p.group - 1);
+    } else {
+      row = blockIdx.x >> (__ffs(p.cluster) - 1);
+      index = int(blockIdx.x & (p.cluster - 1)) * p.group + int(threadIdx.x);
+    }
     exists = row < p.rows;
   }
 };
 
+// For rows that take a cluster: a barrier for totals on their way, of two turns.
+struct RowBarriers {
+  Barrier totals[2];
+};
+
+// Begins a kernel with rows; all threads call the two halves, as far apart as they like.
+__device__ __forceinline__ void arrive_rows(const RowPlan& p) {
+  if (p.cluster == 1) return;
+  if (threadIdx.x == 0) {
+    RowBarriers& barriers = shared<RowBarriers>();
+    init(barriers.totals[0], 1);
+    init(barriers.totals[1], 1);
+    publish_barriers();
+  }
+  cluster_arrive_relaxed();
+}
+
+__device__ __forceinline__ void await_rows(const RowPlan& p) {
+  if (p.cluster > 1) cluster_wait();
+}
+
 // Combines what the threads of a row have found; all of them get it. Totals are combined by +=, of
 // which the order does not matter to the bits, and Total() changes nothing. Who calls it again and
-// again counts the turns. All blocks of a cluster must have started.
+// again counts the turns.
 template <class Total>
 __device__ __forceinline__ Total row_total(const RowPlan& p, Total total, int turn = 0) {
   if (p.group < kWarp) return warp_total(total, p.group);
@@ -104,9 +130,12 @@ __device__ __forceinline__ Total row_total(const RowPlan& p, Total total, int tu
     if (lane == 0) parts[warp] = total;
     __syncthreads();
   } else {
-    const int rank = cluster_rank();
-    if (lane < p.cluster) *in_block(&parts[rank * warps + warp], lane) = total;
-    cluster_sync();
+    // A block that is a turn ahead has what this one sent in this turn, so it is at most one.
+    Barrier& barrier = shared<RowBarriers>().totals[turn % 2];
+    const int all = warps * p.cluster;
+    if (threadIdx.x == 0) arrive_expecting(barrier, uint32_t(all * sizeof(Total)));
+    if (lane < p.cluster) send(total, parts[cluster_rank() * warps + warp], barrier, lane);
+    wait(barrier, uint32_t(turn / 2 % 2));
     first = 0;
   }
   total = Total();
@@ -145,7 +174,7 @@ struct Columns {
 template <int N, bool Held, class Visitor>
 __global__ void __launch_bounds__(kRowThreads) map_rows(const RowPlan p, const Visitor visitor) {
   using T = typename Visitor::Element;
-  if (p.cluster > 1) cluster_arrive();
+  arrive_rows(p);
   const Place place(p);
   const auto cursor = visitor.start(place.exists ? place.row : 0);
   const Columns<N> columns(visitor.first(cursor), place.exists ? p.cols : 0);
@@ -179,7 +208,7 @@ __global__ void __launch_bounds__(kRowThreads) map_rows(const RowPlan p, const V
       visitor.prepare(cursor, end, single, false);
       visitor.add(cursor, total, single);
     }
-    if (p.cluster > 1) cluster_wait();  // for all to have started
+    await_rows(p);
     const auto settled = visitor.settle(cursor, row_total(p, total));
     // Results first, so that no store holds up a load (of weights, say).
     each([&](int k, int64_t col) { out[k] = visitor.result(cursor, col, held[k], settled); });
@@ -195,7 +224,7 @@ __global__ void __launch_bounds__(kRowThreads) map_rows(const RowPlan p, const V
       visitor.prepare(cursor, end, single, false);
       visitor.add(cursor, total, single);
     }
-    if (p.cluster > 1) cluster_wait();
+    await_rows(p);
     const auto settled = visitor.settle(cursor, row_total(p, total));
     for (int64_t i = place.index; i < columns.vectors; i += place.size) {
       auto loaded = visitor.template load<N>(cursor, columns.vector(i));

@@ -96,10 +96,10 @@ __device__ __forceinline__ void store(T* address, const Packed<T, N>& v) {
   if constexpr (sizeof(Packed<T, N>) == 16) {
     assert(reinterpret_cast<uintptr_t>(address) % 16 == 0);
     // Assigned as a struct, the words are stored one by one.
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(
-                     __cvta_generic_to_global(address)),
-                 "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
-                 : "memory");
+    asm volatile(
+        "st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(address)),
+        "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3])
+        : "memory");
     return;
   }
 #endif
