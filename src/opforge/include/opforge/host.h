@@ -179,6 +179,15 @@ inline Tensor contiguous(const Tensor& x) {
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
+inline void copy_into(const Tensor& to, const Tensor& from);
+
+// A contiguous copy in memory of its own.
+inline Tensor clone(const Tensor& x) {
+  const Tensor copy = empty(sizes(x), x);
+  copy_into(copy, x);
+  return copy;
+}
+
 inline Tensor permute(const Tensor& x, const std::vector<int64_t>& order) {
   StableIValue stack[2] = {torch::stable::detail::from(x), torch::stable::detail::from(order)};
   OPFORGE_CHECK(

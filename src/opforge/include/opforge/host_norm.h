@@ -22,6 +22,7 @@ struct AroundArguments {
         name, ": seed must be two int64 on the device of x");
     OPFORGE_CHECK(p >= 0 && p <= 1, name, ": p must be from 0 to 1");
   }
+  bool dropout() const { return ((before | after) & 2) != 0; }
   Around make(int64_t what, int which) const {
     Around result;
     result.relu = (what & 1) != 0;
@@ -34,13 +35,14 @@ struct AroundArguments {
   }
 };
 
-// Calls f with a bool as a type; where it must not be false, to compile less, with true.
-template <bool AlsoFalse, class F>
-void with_choice(bool choice, const F& f) {
-  if constexpr (AlsoFalse) {
-    if (!choice) return f(std::false_type{});
+// Calls f with the Extras that are needed, as a type. Doubles get all of them, to compile less.
+template <class T, class F>
+void with_extras(bool any, bool dropout, const F& f) {
+  if constexpr (sizeof(T) < 8) {
+    if (!any) return f(std::integral_constant<Extras, Extras::none>{});
+    if (!dropout) return f(std::integral_constant<Extras, Extras::no_dropout>{});
   }
-  f(std::true_type{});
+  f(std::integral_constant<Extras, Extras::all>{});
 }
 
 inline void check_param(const char* name, const Tensor& x, const std::optional<Tensor>& param) {
@@ -77,28 +79,30 @@ NormResult norm_forward(const char* name, const Tensor& x, const std::optional<T
   const RowsView from = as_rows(x), to = as_rows(out.y);
   const RowsView other = residual ? as_rows(*residual) : to;
   const int64_t cols = shape.back(), rows = x.numel() / cols;
-  const auto run = [&]<class T, bool Extras>(Type<T>, std::bool_constant<Extras>) {
-    using A = compute_t<T>;
-    NormForward<T, Centered, Extras> visitor;
-    visitor.x = from.read<T>();
-    if (residual) visitor.residual = other.read<T>();
-    visitor.h = residual ? mutable_data<T>(out.h) : nullptr;
-    visitor.y = mutable_data<T>(out.y);
-    visitor.mean = save && Centered ? mutable_data<A>(out.mean) : nullptr;
-    visitor.rstd = save ? mutable_data<A>(out.rstd) : nullptr;
-    visitor.weight = weight.read();
-    visitor.bias = bias.read();
-    visitor.before = around.make(around.before, 0);
-    visitor.after = around.make(around.after, 1);
-    visitor.offset = A(offset);
-    visitor.eps = A(eps);
-    visitor.cols = cols;
-    with_row_vectors<T>({&to, &from, &other}, [&]<int N>(Width<N>, bool ragged) {
-      map_rows<N>(rows, cols, ragged, visitor, current_stream(x));
-    });
-  };
   const bool extras = residual || around.before != 0 || around.after != 0;
-  dispatch(dtype_of(x), [&]<class T>(Type<T> type) { CHOICE });
+  dispatch(dtype_of(x), [&]<class T>(Type<T>) {
+    with_extras<T>(extras, around.dropout(), [&]<Extras E>(std::integral_constant<Extras, E>) {
+      using A = compute_t<T>;
+      NormForward<T, Centered, E> visitor;
+      visitor.x = from.read<T>();
+      if (residual) visitor.residual = other.read<T>();
+      visitor.h = residual ? mutable_data<T>(out.h) : nullptr;
+      visitor.y = mutable_data<T>(out.y);
+      visitor.mean = save && Centered ? mutable_data<A>(out.mean) : nullptr;
+      visitor.rstd = save ? mutable_data<A>(out.rstd) : nullptr;
+      visitor.weight = weight.read();
+      visitor.bias = bias.read();
+      visitor.before = around.make(around.before, 0);
+      visitor.after = around.make(around.after, 1);
+      visitor.offset = A(offset);
+      visitor.eps = A(eps);
+      visitor.share = A(1) / A(cols);
+      visitor.cols = cols;
+      with_row_vectors<T>({&to, &from, &other}, [&]<int N>(Width<N>, bool ragged) {
+        map_rows<N>(rows, cols, ragged, visitor, current_stream(x));
+      });
+    });
+  });
   return out;
 }
 
@@ -160,64 +164,64 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
   std::vector<RowsView> sources{as_rows(grad_y), as_rows(like)};
   if (grad_h) sources.push_back(as_rows(*grad_h));
   if (relu_beside_h) sources.push_back(as_rows(*saved.x));
-  const auto run = [&]<class T, bool Extras>(Type<T>, std::bool_constant<Extras>) {
-    using A = compute_t<T>;
-    bool vectors = tuning.vec != 1 && cols % kVec<T> == 0, contiguous = true;
-    NormBackward<T> p;
-    p.ring.sources = int(sources.size());
-    for (size_t i = 0; i < sources.size(); ++i) {
-      p.ring.source[i] = sources[i].read<T>();
-      p.ring.end[i] = end_of<T>(sources[i], cols);
-      vectors = vectors && misalignment(p.ring.source[i].data) == 0 && sources[i].steps_by(kVec<T>);
-      contiguous = contiguous && sources[i].tensor.is_contiguous();
-    }
-    // Slow cases are not compiled without extras once more.
-    auto kernel = norm_backward<T, 1, Centered, true>;
-    if constexpr (sizeof(T) < 8) {
-      if (vectors) kernel = norm_backward<T, kVec<T>, Centered, Extras>;
-    }
-    bool fits = plan_backward(rows, cols, false, contiguous, p);
-    if ((!fits || p.plan.block > 256) && can_cluster(kernel)) {
-      fits = plan_backward(rows, cols, true, contiguous, p);
-    }
-    OPFORGE_CHECK(fits, name, "_backward: rows of ", cols, " columns are too long");
-    p.grad_x = mutable_data<T>(out.x);
-    p.grad_residual = other_residual ? mutable_data<T>(out.residual) : nullptr;
-    p.mean = has_stats && Centered ? data<A>(saved.mean) : nullptr;
-    p.rstd = has_stats ? data<A>(saved.rstd) : nullptr;
-    p.weight = weight.read();
-    p.bias = bias.read();
-    p.before = around.make(around.before, 0);
-    p.after = around.make(around.after, 1);
-    p.summed = saved.summed;
-    p.has_grad_h = grad_h.has_value();
-    p.has_x = relu_beside_h;
-    p.offset = A(offset);
-    p.eps = A(eps);
-    const int64_t parts = p.parts();
-    const int64_t shape[3] = {Centered ? 2 : 1, parts, cols};
-    const Tensor sums = empty(shape, accumulator_dtype(like), like);
-    p.weight_sums = saved.weight ? mutable_data<A>(sums) : nullptr;
-    p.bias_sums = Centered && saved.bias ? mutable_data<A>(sums) + parts * cols : nullptr;
-    const cudaStream_t stream = current_stream(like);
-    launch(kernel,
-           {dim3(unsigned(parts * p.plan.cluster)), dim3(p.plan.block), stream, p.shared_bytes(),
-            false, p.plan.cluster},
-           p);
-    const auto finish = [&](const std::optional<Tensor>& param, const A* from, const Tensor& to) {
-      if (!param) return;
-      dispatch(dtype_of(*param), [&]<class Out>(Type<Out>) {
-        const int height = parts <= 16 ? 4 : 32;
-        launch(finish_sums<A, Out>,
-               {dim3(unsigned(ceil_div(cols, 32))), dim3(32 * height), stream, 0, true}, from,
-               int(parts), cols, mutable_data<Out>(to));
-      });
-    };
-    finish(saved.weight, p.weight_sums, out.weight);
-    finish(saved.bias, p.bias_sums, out.bias);
-  };
-  const bool extras = saved.summed || grad_h || around.before != 0 || around.after != 0;
-  dispatch(dtype_of(like), [&]<class T>(Type<T> type) { CHOICE });
+  const RowsView to = as_rows(out.x);
+  const bool extras = saved.summed || around.before != 0 || around.after != 0;
+  dispatch(dtype_of(like), [&]<class T>(Type<T>) {
+    with_extras<T>(extras, around.dropout(), [&]<Extras E>(std::integral_constant<Extras, E>) {
+      using A = compute_t<T>;
+      const auto kernel = norm_backward<T, Centered, E>;
+      NormBackward<T> p;
+      p.ring.sources = int(sources.size());
+      bool contiguous = true;
+      for (size_t i = 0; i < sources.size(); ++i) {
+        // Vectors must begin at the same columns in all of them, and in the result.
+        if (!aligned_alike<T>(sources[i], to)) sources[i] = as_rows(clone(sources[i].tensor));
+        p.ring.source[i] = sources[i].template read<T>();
+        p.ring.end[i] = end_of<T>(sources[i], cols);
+        contiguous = contiguous && sources[i].tensor.is_contiguous();
+      }
+      const bool ragged = cols % kVec<T> != 0;
+      bool fits = plan_backward(rows, cols, false, ragged, contiguous, p);
+      if (!fits && can_cluster(kernel))
+        fits = plan_backward(rows, cols, true, ragged, contiguous, p);
+      OPFORGE_CHECK(fits, name, "_backward: rows of ", cols, " columns are too long");
+      p.grad_x = mutable_data<T>(out.x);
+      p.grad_residual = other_residual ? mutable_data<T>(out.residual) : nullptr;
+      p.mean = has_stats && Centered ? data<A>(saved.mean) : nullptr;
+      p.rstd = has_stats ? data<A>(saved.rstd) : nullptr;
+      p.weight = weight.read();
+      p.bias = bias.read();
+      p.before = around.make(around.before, 0);
+      p.after = around.make(around.after, 1);
+      p.summed = saved.summed;
+      p.has_grad_h = grad_h.has_value();
+      p.has_x = relu_beside_h;
+      p.offset = A(offset);
+      p.eps = A(eps);
+      p.share = A(1) / A(cols);
+      const int64_t parts = p.parts();
+      const int64_t shape[3] = {Centered ? 2 : 1, parts, cols};
+      const Tensor sums = empty(shape, accumulator_dtype(like), like);
+      p.weight_sums = saved.weight ? mutable_data<A>(sums) : nullptr;
+      p.bias_sums = Centered && saved.bias ? mutable_data<A>(sums) + parts * cols : nullptr;
+      const cudaStream_t stream = current_stream(like);
+      launch(kernel,
+             {dim3(unsigned(parts * p.plan.cluster)), dim3(p.plan.block), stream, p.shared_bytes(),
+              false, p.plan.cluster},
+             p);
+      const auto finish = [&](const std::optional<Tensor>& param, const A* from, const Tensor& to) {
+        if (!param) return;
+        dispatch(dtype_of(*param), [&]<class Out>(Type<Out>) {
+          const int height = parts <= 16 ? 4 : 32;
+          launch(finish_sums<A, Out>,
+                 {dim3(unsigned(ceil_div(cols, 32))), dim3(32 * height), stream, 0, true}, from,
+                 int(parts), cols, mutable_data<Out>(to));
+        });
+      };
+      finish(saved.weight, p.weight_sums, out.weight);
+      finish(saved.bias, p.bias_sums, out.bias);
+    });
+  });
   return out;
 }
 

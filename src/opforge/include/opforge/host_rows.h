@@ -46,26 +46,27 @@ inline RowsView as_rows(const Tensor& x) {
   return gaps || !simple ? as_rows(contiguous(x)) : view;
 }
 
+// Whether the rows of two tensors of one shape all begin as far from a 16-byte boundary.
+template <class T>
+bool aligned_alike(const RowsView& a, const RowsView& b) {
+  constexpr int N = kVec<T>;
+  if (misalignment(data<T>(a.tensor)) != misalignment(data<T>(b.tensor))) return false;
+  if (a.steps_by(N) && b.steps_by(N)) return true;
+  const auto step = [](const RowsView& v) { return v.leading.stride[0][0] % N; };
+  return a.leading.rank <= 1 && b.leading.rank <= 1 && step(a) == step(b);
+}
+
 // Calls run(Width<N>{}, ragged) with the 16-byte vector width if the operands are aligned alike in
 // every row, otherwise with 1. Ragged: some rows do not begin or end at such a boundary.
 template <class T, class Run>
 void with_row_vectors(std::initializer_list<const RowsView*> operands, const Run& run) {
   constexpr int N = kVec<T>;
-  const auto shift = [](const RowsView& v) { return misalignment(data<T>(v.tensor)); };
-  const auto step = [](const RowsView& v) { return v.leading.stride[0][0] % N; };
   const RowsView& first = **operands.begin();
-  bool vectors = tuning.vec != 1, steady = true, alike = true;
-  for (const RowsView* v : operands) {
-    vectors = vectors && shift(*v) == shift(first);
-    steady = steady && v->steps_by(N);
-    alike = alike && v->leading.rank <= 1 && step(*v) == step(first);
-  }
-  const auto size = sizes(first.tensor);
-  if (vectors && (steady || alike)) {
-    run(Width<N>{}, !steady || shift(first) != 0 || size.back() % N != 0);
-  } else {
-    run(Width<1>{}, false);
-  }
+  bool vectors = tuning.vec != 1;
+  for (const RowsView* v : operands) vectors = vectors && aligned_alike<T>(*v, first);
+  if (!vectors) return run(Width<1>{}, false);
+  const bool whole = misalignment(data<T>(first.tensor)) == 0 && first.steps_by(N);
+  run(Width<N>{}, !whole || sizes(first.tensor).back() % N != 0);
 }
 
 // A parameter with a value per column: contiguous, in float or in the dtype of x.

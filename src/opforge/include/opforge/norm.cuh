@@ -242,8 +242,12 @@ struct NormForward {
     for (int e = 0; e < N; ++e) v[e] = (v[e] - scale.mean) * scale.rstd;
     if (weight) {
       read<T>(weight, col, w);
+      if (offset != A(0)) {
 #pragma unroll
-      for (int e = 0; e < N; ++e) v[e] *= w[e] + offset;
+        for (int e = 0; e < N; ++e) w[e] += offset;
+      }
+#pragma unroll
+      for (int e = 0; e < N; ++e) v[e] *= w[e];
     }
     if (bias) {
       read<T>(bias, col, w);

@@ -40,14 +40,16 @@ struct NormBackward {
   Around before, after;
   bool summed;  // h is before(x) + residual, else x is all there is
   bool has_grad_h, has_x;
-  A offset, eps;
+  A offset, eps, share;        // share: 1 / cols
   A *weight_sums, *bias_sums;  // a row per block or cluster; null: not wanted
 
   static constexpr int64_t kRoom = 200 << 10;  // of a multiprocessor's shared memory
   int64_t resident() const { return plan.block <= 256 ? 2 : 1; }  // blocks on a multiprocessor
+  // Blocks (clusters) that take rows in turn: so many that each has rows of one alignment only.
   int64_t parts() const {
+    const int64_t tiles = ceil_div(plan.rows, ring.height);
     const int64_t most = multiprocessors() * resident() / plan.cluster;
-    return std::min(ceil_div(plan.rows, ring.height), most);
+    return tiles <= most ? tiles : std::max<int64_t>(most / kVec<T>, 1) * kVec<T>;
   }
   size_t shared_bytes() const {
     const int64_t stack = int64_t(ring.height) * ring.width * int64_t(sizeof(A));
@@ -55,24 +57,30 @@ struct NormBackward {
   }
 };
 
-template <class T, int N, bool Centered, bool Extras>
+// What a thread has of its columns, in every row: N of them for a vector, 1 for an end.
+template <int N, class A>
+struct Owned {
+  int col;  // in the block's part of a row; negative: none
+  A scale[N], weight_sum[N], bias_sum[N];
+};
+
+template <class T, bool Centered, Extras extras>
 __global__ void __launch_bounds__(kRowThreads, 1) norm_backward(const NormBackward<T> p) {
   using A = compute_t<T>;
-  constexpr int K = kOwned<T> / N;
+  constexpr int N = kVec<T>, K = kOwned<T> / N;
+  constexpr bool kExtras = extras != Extras::none, kDropout = extras == Extras::all;
   const RowPlan& plan = p.plan;
-  Ring<T, kNormSources> ring(p.ring);
   const int rank = plan.cluster == 1 ? 0 : cluster_rank();
   const int64_t first_col = int64_t(rank) * p.ring.width;
   const int width = int(min(int64_t(p.ring.width), plan.cols - first_col));
   const int64_t clusters = gridDim.x / unsigned(plan.cluster);
   const int64_t tiles = ceil_div(plan.rows, p.ring.height);
   const int within = threadIdx.x / unsigned(plan.group), index = threadIdx.x % unsigned(plan.group);
-  int64_t tile = blockIdx.x / unsigned(plan.cluster);
-  if (plan.cluster == 1) {
-    __syncthreads();
-  } else {
-    cluster_sync();
-  }
+  const int64_t tile = blockIdx.x / unsigned(plan.cluster);
+  Ring<T, kNormSources> ring(p.ring);
+  arrive_rows(plan);
+  await_rows(plan);
+  __syncthreads();
   const auto fill = [&](int64_t turn) {
     const int64_t which = tile + turn * clusters;
     if (threadIdx.x < kWarp && which < tiles) {
@@ -81,34 +89,48 @@ __global__ void __launch_bounds__(kRowThreads, 1) norm_backward(const NormBackwa
   };
   for (int turn = 0; turn < p.ring.stages - 1; ++turn) fill(turn);
 
-  // Columns index * N, then every group * N further; those past the end do not exist.
-  const auto local = [&](int k) { return (index + k * plan.group) * N; };
-  A scale[K][N], weight_sum[K][N], bias_sum[K][N];
+  // All rows of a thread are aligned alike, so its vectors have the same columns in each.
+  const int64_t my_row = min(tile * p.ring.height + within, plan.rows - 1);
+  const Columns<N> columns(p.ring.source[0].at(my_row) + first_col, width);
+  Owned<N, A> vector[K];
+  Owned<1, A> end;
+  const auto own = [&](auto& owned, int64_t col, bool exists) {
+    constexpr int M = sizeof(owned.scale) / sizeof(A);
+    owned.col = exists ? int(col) : -1;
+#pragma unroll
+    for (int e = 0; e < M; ++e) {
+      owned.scale[e] = A(1);
+      owned.weight_sum[e] = owned.bias_sum[e] = A(0);
+    }
+    if (exists && p.weight) {
+      read<T>(p.weight, first_col + col, owned.scale);
+#pragma unroll
+      for (int e = 0; e < M; ++e) owned.scale[e] += p.offset;
+    }
+  };
 #pragma unroll
   for (int k = 0; k < K; ++k) {
-#pragma unroll
-    for (int e = 0; e < N; ++e) {
-      scale[k][e] = A(1);
-      weight_sum[k][e] = bias_sum[k][e] = A(0);
-    }
-    if (p.weight && local(k) < width) {
-      read<T>(p.weight, first_col + local(k), scale[k]);
-#pragma unroll
-      for (int e = 0; e < N; ++e) scale[k][e] += p.offset;
-    }
+    const int i = index + k * plan.group;
+    own(vector[k], columns.vector(i), i < columns.vectors);
   }
+  own(end, columns.end(index), index < columns.ends);
+  const auto each = [&](bool exists, auto&& body) {
+    if (!exists) return;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      if (vector[k].col >= 0) body(vector[k], Width<N>{});
+    }
+    if (end.col >= 0) body(end, Width<1>{});
+  };
 
   const auto mean_of = [&](int64_t row) { return p.mean == nullptr ? A(0) : p.mean[row]; };
   const auto rstd_of = [&](int64_t row) { return p.rstd == nullptr ? A(0) : p.rstd[row]; };
-  const A share = A(1) / A(plan.cols);
-  int64_t row = tile * p.ring.height + within;
-  A next_mean = row < plan.rows ? mean_of(row) : A(0);
-  A next_rstd = row < plan.rows ? rstd_of(row) : A(0);
+  A next_mean = mean_of(my_row), next_rstd = rstd_of(my_row);
   int totals = 0;
   for (int64_t turn = 0; tile + turn * clusters < tiles; ++turn) {
     const int64_t first_row = (tile + turn * clusters) * p.ring.height;
     const int stage = int(turn % p.ring.stages);
-    row = first_row + within;
+    const int64_t row = first_row + within;
     const bool exists = row < plan.rows;
     A mean = next_mean, rstd = next_rstd;
     const int64_t later = row + clusters * p.ring.height;
@@ -121,133 +143,97 @@ __global__ void __launch_bounds__(kRowThreads, 1) norm_backward(const NormBackwa
       return ring.row(stage, i, first_row, exists ? within : 0, first_col);
     };
     const T *grads = source(0), *values = source(1);
-    uint32_t before[K], after[K];
-    if constexpr (Extras) {
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        const int64_t at = row * plan.cols + first_col + local(k);
-        before[k] = p.before.template kept<N>(at);
-        after[k] = p.after.template kept<N>(at);
-      }
-    }
+    const int64_t flat = row * plan.cols + first_col;
 
-    // h and the gradient of the norm's result, for vector k.
-    const auto fetch = [&](int k, A(&h)[N], A(&grad)[N]) {
-      const auto g = load<N>(grads + local(k)), v = load<N>(values + local(k));
-#pragma unroll
-      for (int e = 0; e < N; ++e) {
-        grad[e] = widen(g.value[e]);
-        h[e] = widen(v.value[e]);
+    // h, or its normalised value, and the gradient of the norm's result.
+    const auto fetch = [&](int col, auto& h) {
+      constexpr int M = sizeof(h) / sizeof(A);
+      widen(load_packed<M>(values + col), h);
+      if (kExtras && !p.summed) {
+        p.before.template forward<kDropout>(flat + col, h);
+        widen(narrow<T>(h), h);  // as the forward had it
       }
-      if constexpr (Extras) {
-        if (!p.summed) {
-          p.before.forward(before[k], h);
+    };
+    const auto fetch_both = [&](const auto& owned, auto& h, auto& grad) {
+      constexpr int M = sizeof(h) / sizeof(A);
+      widen(load_packed<M>(grads + owned.col), grad);
+      fetch(owned.col, h);
 #pragma unroll
-          for (int e = 0; e < N; ++e) h[e] = widen(narrow<T>(h[e]));  // as the forward had it
-        }
+      for (int e = 0; e < M; ++e) h[e] = (h[e] - mean) * rstd;
+      if (kExtras && (p.after.relu || (kDropout && p.after.dropout))) {
+        A result[M], shift[M] = {};
+        if (p.bias) read<T>(p.bias, first_col + owned.col, shift);
+#pragma unroll
+        for (int e = 0; e < M; ++e) result[e] = h[e] * owned.scale[e] + shift[e];
+        p.after.template backward<kDropout>(flat + owned.col, result, grad);
       }
     };
     if (p.rstd == nullptr) {
-      Moments<A, Centered> moments;
-#pragma unroll
-      for (int k = 0; k < K; ++k) {
-        A h[N], grad[N];
-        if (exists && local(k) < width) {
-          fetch(k, h, grad);
-          moments.add(h);
-        }
-      }
-      moments = row_total(plan, moments, totals++);
-      mean = moments.mean;
-      rstd = moments.rstd(plan.cols, p.eps);
+      Moments<T, Centered> moments;
+      const A pivot = Centered ? widen(values[0]) : A(0);
+      each(exists, [&]<int M>(auto& owned, Width<M>) {
+        A h[M];
+        fetch(owned.col, h);
+        moments.add(h, pivot);
+      });
+      const Scale<A> scale = row_total(plan, moments, totals++).scale(pivot, p.share, p.eps);
+      mean = scale.mean;
+      rstd = scale.rstd;
     }
-    const auto through_after = [&](int k, const A(&normed)[N], A(&grad)[N]) {
-      if constexpr (Extras) {
-        if (!p.after.relu && !p.after.dropout) return;
-        A result[N], shift[N] = {};
-        if (p.bias) read<T>(p.bias, first_col + local(k), shift);
-#pragma unroll
-        for (int e = 0; e < N; ++e) result[e] = normed[e] * scale[k][e] + shift[e];
-        p.after.backward(after[k], result, grad);
-      }
-    };
-
     Pair<A> total;
+    each(exists, [&]<int M>(auto& owned, Width<M>) {
+      A h[M], grad[M];
+      fetch_both(owned, h, grad);
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      A h[N], grad[N];
-      if (exists && local(k) < width) {
-        fetch(k, h, grad);
-#pragma unroll
-        for (int e = 0; e < N; ++e) h[e] = (h[e] - mean) * rstd;
-        through_after(k, h, grad);
-#pragma unroll
-        for (int e = 0; e < N; ++e) {
-          weight_sum[k][e] = fma(grad[e], h[e], weight_sum[k][e]);
-          if constexpr (Centered) bias_sum[k][e] += grad[e];
-          grad[e] *= scale[k][e];
-          total.a = fma(grad[e], h[e], total.a);
-          if constexpr (Centered) total.b += grad[e];
-        }
+      for (int e = 0; e < M; ++e) {
+        owned.weight_sum[e] = fma(grad[e], h[e], owned.weight_sum[e]);
+        if (Centered) owned.bias_sum[e] += grad[e];
+        grad[e] *= owned.scale[e];
+        total.a = fma(grad[e], h[e], total.a);
+        if (Centered) total.b += grad[e];
       }
-    }
+    });
     total = row_total(plan, total, totals++);
-    if (plan.group <= kWarp && plan.cluster == 1) __syncthreads();
+    if (plan.group <= kWarp) __syncthreads();
     // All threads have left the stage of the turn before, so it can be filled again.
     fill(turn + p.ring.stages - 1);
-    const A inner = total.a * share, average = total.b * share;
+    const A inner = total.a * p.share, average = total.b * p.share;
+    each(exists, [&]<int M>(auto& owned, Width<M>) {
+      A h[M], grad[M];
+      fetch_both(owned, h, grad);
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      A h[N], grad[N];
-      if (exists && local(k) < width) {
-        fetch(k, h, grad);
-#pragma unroll
-        for (int e = 0; e < N; ++e) h[e] = (h[e] - mean) * rstd;
-        through_after(k, h, grad);
-#pragma unroll
-        for (int e = 0; e < N; ++e) {
-          grad[e] = fma(-h[e], inner, fma(grad[e], scale[k][e], -average)) * rstd;
-        }
-        const int64_t at = row * plan.cols + first_col + local(k);
-        Vec<T, N> out;
-        if constexpr (Extras) {
-          if (p.has_grad_h) {
-            const auto other = load<N>(source(2) + local(k));
-#pragma unroll
-            for (int e = 0; e < N; ++e) grad[e] += widen(other.value[e]);
-          }
-          if (p.grad_residual != nullptr) {
-#pragma unroll
-            for (int e = 0; e < N; ++e) out.value[e] = narrow<T>(grad[e]);
-            store<N>(p.grad_residual + at, out);
-          }
-          if (p.before.relu || p.before.dropout) {
-            const auto x = load<N>((p.has_x ? source(p.ring.sources - 1) : values) + local(k));
-#pragma unroll
-            for (int e = 0; e < N; ++e) h[e] = widen(x.value[e]);
-            p.before.backward(before[k], h, grad);
-          }
-        }
-#pragma unroll
-        for (int e = 0; e < N; ++e) out.value[e] = narrow<T>(grad[e]);
-        store<N>(p.grad_x + at, out);
+      for (int e = 0; e < M; ++e) {
+        grad[e] = fma(-h[e], inner, fma(grad[e], owned.scale[e], -average)) * rstd;
       }
-    }
+      if constexpr (kExtras) {
+        if (p.has_grad_h) {
+          widen(load_packed<M>(source(2) + owned.col), h);
+#pragma unroll
+          for (int e = 0; e < M; ++e) grad[e] += h[e];
+        }
+        if (p.grad_residual != nullptr) {
+          store<M>(p.grad_residual + flat + owned.col, narrow<T>(grad));
+        }
+        if (p.before.relu || (kDropout && p.before.dropout)) {
+          widen(load_packed<M>((p.has_x ? source(p.ring.sources - 1) : values) + owned.col), h);
+          p.before.template backward<kDropout>(flat + owned.col, h, grad);
+        }
+      }
+      store<M>(p.grad_x + flat + owned.col, narrow<T>(grad));
+    });
   }
   release_next();
 
   // The sums of a block's rows, then a row of sums per block (or cluster).
   A* const stack = reinterpret_cast<A*>(ring.memory());
-  const int64_t part = int64_t(blockIdx.x / unsigned(plan.cluster)) * plan.cols + first_col;
-  const auto give = [&](const A(&sum)[K][N], A* sums) {
+  const int64_t part = tile * plan.cols + first_col;
+  const auto give = [&](auto member, A* sums) {
     if (sums == nullptr) return;
     __syncthreads();
+    each(true, [&]<int M>(auto& owned, Width<M>) {
 #pragma unroll
-    for (int k = 0; k < K; ++k) {
-      if (local(k) >= width) continue;
-#pragma unroll
-      for (int e = 0; e < N; ++e) stack[within * p.ring.width + local(k) + e] = sum[k][e];
-    }
+      for (int e = 0; e < M; ++e) stack[within * p.ring.width + owned.col + e] = member(owned)[e];
+    });
     __syncthreads();
     for (int col = threadIdx.x; col < width; col += blockDim.x) {
       A all = stack[col];
@@ -255,8 +241,8 @@ __global__ void __launch_bounds__(kRowThreads, 1) norm_backward(const NormBackwa
       sums[part + col] = all;
     }
   };
-  give(weight_sum, p.weight_sums);
-  if constexpr (Centered) give(bias_sum, p.bias_sums);
+  give([](auto& owned) -> auto& { return owned.weight_sum; }, p.weight_sums);
+  if (Centered) give([](auto& owned) -> auto& { return owned.bias_sum; }, p.bias_sums);
 }
 
 // Adds up rows of sums and rounds once.
@@ -287,11 +273,12 @@ __global__ void __launch_bounds__(1024)
 
 // How a backward's rows are dealt out. False: they are too long for a cluster.
 template <class T>
-bool plan_backward(int64_t rows, int64_t cols, bool clusters, bool contiguous, NormBackward<T>& p) {
+bool plan_backward(int64_t rows, int64_t cols, bool clusters, bool ragged, bool contiguous,
+                   NormBackward<T>& p) {
   constexpr int64_t kRoom = NormBackward<T>::kRoom;
   const int64_t threads = ceil_div(cols, kOwned<T>);
   RowPlan& plan = p.plan;
-  plan = {rows, cols, 1, 1, 256, true};
+  plan = {rows, cols, ragged ? 2 * kVec<T> : 1, 1, 256, true};  // an end to a thread
   RingParams<T, kNormSources>& ring = p.ring;
   ring.rows = rows;
   if (threads <= 128) {

@@ -22,9 +22,10 @@ __device__ __forceinline__ void read_param(const W* from, A (&out)[N]) {
   if (misalignment(from, sizeof(Vec<W, M>)) == 0) {
 #pragma unroll
     for (int i = 0; i < N; i += M) {
-      const Vec<W, M> v = load<M>(from + i);
+      compute_t<W> v[M];
+      widen(load_packed<M>(from + i), v);
 #pragma unroll
-      for (int e = 0; e < M; ++e) out[i + e] = A(widen(v.value[e]));
+      for (int e = 0; e < M; ++e) out[i + e] = A(v[e]);
     }
   } else {
 #pragma unroll
