@@ -2,5 +2,6 @@
 """Modules around the built-in ops; arguments and state_dict as in torch.nn where it has them."""
 
 from opforge.nn.elementwise import ReLU, ScaleBiasReLU
+from opforge.nn.gated import GEGLU, ReGLU, SwiGLU
 
-__all__ = ["ReLU", "ScaleBiasReLU"]
+__all__ = ["GEGLU", "ReGLU", "ReLU", "ScaleBiasReLU", "SwiGLU"]

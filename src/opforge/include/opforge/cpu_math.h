@@ -49,6 +49,10 @@ OPFORGE_INLINE vec<double> by_lane(vec<double> x, const F& f) {
 // ln 2 in two parts; an exponent times the first is exact.
 constexpr float kLn2High = 0x1.62e4p-1f, kLn2Low = 0x1.7f7d1cp-20f;
 
+OPFORGE_INLINE vec<float> power_of_two(Ints k) {
+  return std::bit_cast<vec<float>>((k + 127) << 23);
+}
+
 OPFORGE_INLINE vec<float> exp(vec<float> x) {
   // Beyond these the result is infinite or 0 anyway. NaN passes both.
   x = x > 89.0f ? 89.0f - vec<float>{} : x;
@@ -57,17 +61,19 @@ OPFORGE_INLINE vec<float> exp(vec<float> x) {
   constexpr float round = 0x1.8p23f;
   const vec<float> shifted = fma(x, 1.44269504f - vec<float>{}, round - vec<float>{});
   const vec<float> n = shifted - round;
-  vec<float> r = fma(n, -kLn2High - vec<float>{}, x);
-  r = fma(n, -kLn2Low - vec<float>{}, r);
+  const vec<float> rest = fma(n, -kLn2High - vec<float>{}, x);  // exact
+  const vec<float> r = fma(n, -kLn2Low - vec<float>{}, rest);
   // (e^r - 1 - r) / r²
   constexpr float c[] = {0x1.fffffcp-2f, 0x1.55548ap-3f, 0x1.555916p-5f, 0x1.123fc6p-7f,
                          0x1.6a1a6ep-10f};
-  const vec<float> y = fma(polynomial(r, c), r * r, r) + 1.0f;
+  // 1 + r + r² p(r), with what the first sum and r itself lost in rounding.
+  const vec<float> sum = r + 1.0f;
+  const vec<float> lost = (1.0f - sum + r) + fma(n, -kLn2Low - vec<float>{}, rest - r);
+  const vec<float> y = sum + fma(polynomial(r, c), r * r, lost);
   // Times 2^n in two steps, so that results on the way to 0 are rounded once.
   const Ints power = std::bit_cast<Ints>(shifted) - std::bit_cast<int32_t>(round);
   const Ints half = power >> 1;
-  const auto scale = [](Ints k) { return std::bit_cast<vec<float>>((k + 127) << 23); };
-  return y * scale(half) * scale(power - half);
+  return y * power_of_two(half) * power_of_two(power - half);
 }
 
 OPFORGE_INLINE vec<float> log(vec<float> x) {

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <opforge/cpu_activations.h>
+#include <opforge/cpu_gated.h>
+#include <opforge/gated.h>
+
+namespace opforge {
+
+Tensor geglu_cpu(const Tensor& gate, const std::optional<Tensor>& up, bool tanh) {
+  return make_gated("geglu", gate, up, [tanh](const auto&... operands) {
+    tanh ? gated_forward(operands..., Gelu<true>{}) : gated_forward(operands..., Gelu<false>{});
+  });
+}
+
+std::tuple<Tensor, Tensor> geglu_backward_cpu(const Tensor& grad_y, const Tensor& gate,
+                                              const std::optional<Tensor>& up, bool tanh) {
+  return make_gated_gradients("geglu_backward", grad_y, gate, up, [tanh](const auto&... operands) {
+    tanh ? gated_backward(operands..., Gelu<true>{}) : gated_backward(operands..., Gelu<false>{});
+  });
+}
+
+OPFORGE_IMPL(geglu, geglu_cpu)
+OPFORGE_IMPL(geglu_backward, geglu_backward_cpu)
+
+}  // namespace opforge
