@@ -116,22 +116,24 @@ __global__ void __launch_bounds__(1024)
     gated_elements(const GatedParams<T, Outputs, Inputs, Index> p, const F f) {
   const Index first = Index(blockIdx.x) * blockDim.x * kGatedElements + threadIdx.x;
   compute_t<T> x[kGatedElements][Inputs];
-  int64_t at[kGatedElements][Outputs + Inputs];
+  int64_t at[Outputs + Inputs];
 #pragma unroll
   for (int e = 0; e < kGatedElements; ++e) {
     const Index i = first + Index(e) * blockDim.x;
     if (i >= p.count) continue;
-    p.locate(i, at[e]);
+    p.locate(i, at);
 #pragma unroll
-    for (int k = 0; k < Inputs; ++k) x[e][k] = widen(p.in[k][at[e][Outputs + k]]);
+    for (int k = 0; k < Inputs; ++k) x[e][k] = widen(p.in[k][at[Outputs + k]]);
   }
 #pragma unroll
   for (int e = 0; e < kGatedElements; ++e) {
-    if (first + Index(e) * blockDim.x >= p.count) continue;
+    const Index i = first + Index(e) * blockDim.x;
+    if (i >= p.count) continue;
     compute_t<T> y[Outputs];
     f(x[e], y);
+    p.locate(i, at);  // again: remembering would take too many registers
 #pragma unroll
-    for (int k = 0; k < Outputs; ++k) p.out[k][at[e][k]] = narrow<T>(y[k]);
+    for (int k = 0; k < Outputs; ++k) p.out[k][at[k]] = narrow<T>(y[k]);
   }
 }
 
