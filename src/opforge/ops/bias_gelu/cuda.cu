@@ -46,15 +46,18 @@ std::tuple<Tensor, Tensor> bias_gelu_backward_cuda(const Tensor& grad_y, const T
   }
   const MatrixView grad = as_matrix(grad_y), in = as_matrix(x), out = as_matrix(grad_x);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
-    const BiasGeluBackward<T> visitor{grad.read<T>(), in.read<T>(),     out.write<T>(),
-                                      data<T>(bias),  strides(bias)[0], {tanh}};
-    with_vectors<T>({grad.read<T>(), in.read<T>(), out.read<T>()}, [&]<int N>(Width<N>) {
-      const auto p = plan_columns<T, N>(1, out.rows, out.cols, out.read<T>());
-      const int64_t words = p.workspace();
-      const Tensor partial = empty({&words, 1}, accumulator_dtype(x), x);
-      sum_columns<N>(p, visitor, mutable_data<compute_t<T>>(partial), mutable_data<T>(grad_bias),
-                     current_stream(x));
-    });
+    const auto run = [&]<bool by_tanh>(std::bool_constant<by_tanh>) {
+      const BiasGeluBackward<T, by_tanh> visitor{grad.read<T>(), in.read<T>(), out.write<T>(),
+                                                 data<T>(bias), strides(bias)[0]};
+      with_vectors<T>({grad.read<T>(), in.read<T>(), out.read<T>()}, [&]<int N>(Width<N>) {
+        const auto p = plan_columns<T, N>(1, out.rows, out.cols, out.read<T>());
+        const int64_t words = p.workspace();
+        const Tensor partial = empty({&words, 1}, accumulator_dtype(x), x);
+        sum_columns<N>(p, visitor, mutable_data<compute_t<T>>(partial), mutable_data<T>(grad_bias),
+                       current_stream(x));
+      });
+    };
+    tanh ? run(std::true_type{}) : run(std::false_type{});
   });
   return {grad_x, grad_bias};
 }

@@ -20,7 +20,8 @@ struct BiasGelu {
 };
 
 // Visits the matrix by columns: writes grad_x and hands it, before it is rounded, to the bias sum.
-template <class T>
+// Unrolled over rows and columns, both forms of gelu would not fit the instruction cache together.
+template <class T, bool tanh>
 struct BiasGeluBackward {
   using Element = T;
   using A = compute_t<T>;
@@ -29,7 +30,6 @@ struct BiasGeluBackward {
   Matrix<T> grad_x;
   const T* bias;
   int64_t bias_stride;
-  Gelu gelu;
 
   struct Cursor {
     const T *grad, *x;
@@ -71,18 +71,17 @@ struct BiasGeluBackward {
     Bound<N> result{*this};
 #pragma unroll
     for (int e = 0; e < N; ++e) {
-      const bool exists = e >= span.lo && e < span.hi;
-      result.shift[e] = exists ? widen(bias[(span.col + e) * bias_stride]) : A(0);
+      if (e >= span.lo && e < span.hi) result.shift.value[e] = bias[(span.col + e) * bias_stride];
     }
     return result;
   }
 };
 
 // With the bias of a thread's columns.
-template <class T>
+template <class T, bool tanh>
 template <int M>
-struct BiasGeluBackward<T>::Bound : BiasGeluBackward<T> {
-  A shift[M];
+struct BiasGeluBackward<T, tanh>::Bound : BiasGeluBackward<T, tanh> {
+  Vec<T, M> shift;
 
   template <int N, bool Whole>
   __device__ __forceinline__ void use(const Cursor& c, const Span& span, const Loaded<N>& in,
@@ -92,8 +91,8 @@ struct BiasGeluBackward<T>::Bound : BiasGeluBackward<T> {
     for (int e = 0; e < N; ++e) {
       if (Whole || (e >= span.lo && e < span.hi)) {
         A value;
-        const A passed =
-            this->gelu.gradient(widen(in.x.value[e]) + shift[e], widen(in.grad.value[e]), value);
+        const A passed = Gelu{tanh}.gradient(widen(in.x.value[e]) + widen(shift.value[e]),
+                                             widen(in.grad.value[e]), value);
         out.value[e] = narrow<T>(passed);
         sum[e] += passed;
         if constexpr (!Whole) c.grad_x[e] = out.value[e];
