@@ -13,9 +13,9 @@ void check(const char* op, const Tensor& x, const Tensor& bias) {
                 ": bias must hold one value per column of x");
 }
 
-template <class F>
+template <class T, class F>
 void with_gelu(bool tanh, const F& f) {
-  tanh ? f(Gelu<true>{}) : f(Gelu<false>{});
+  tanh ? f(Gelu<T, true>{}) : f(Gelu<T, false>{});
 }
 
 // One row, some columns of it: grad_x is written, and added to `sums` before it is rounded.
@@ -49,7 +49,7 @@ Tensor bias_gelu_cpu(const Tensor& x, const Tensor& bias, bool tanh) {
       y,
       [tanh](const Layout<3>& layout, const Tensor& y, const Tensor& x, const Tensor& bias) {
         dispatch(dtype_of(x), [&]<class T>(Type<T>) {
-          with_gelu(tanh, [&](auto gelu) {
+          with_gelu<T>(tanh, [&](auto gelu) {
             elementwise(layout, mutable_data<T>(y), {data<T>(x), data<T>(bias)},
                         [gelu](auto v, auto b) { return gelu.value(v + b); });
           });
@@ -75,7 +75,7 @@ std::tuple<Tensor, Tensor> bias_gelu_backward_cpu(const Tensor& grad_y, const Te
     const Matrix<const T> grads = grad.read<T>(), xs = in.read<T>();
     T* const out = mutable_data<T>(grad_x);
     prefer_huge_pages(out, in.rows * in.cols * int64_t(sizeof(T)));
-    with_gelu(tanh, [&](auto gelu) {
+    with_gelu<T>(tanh, [&](auto gelu) {
       sum_columns(in.rows, in.cols, mutable_data<T>(grad_bias),
                   [&](int64_t row, int64_t col, int64_t n, sum_t<T>* sums) {
                     backward_row(grads.at(row, col), grads.col_stride, xs.at(row, col),

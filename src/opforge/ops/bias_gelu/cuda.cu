@@ -25,7 +25,7 @@ Tensor bias_gelu_cuda(const Tensor& x, const Tensor& bias, bool tanh) {
       [&](const Layout<3>& layout, const Tensor& y, const Tensor& x, const Tensor& bias) {
         dispatch(dtype_of(x), [&]<class T>(Type<T>) {
           elementwise<T, 2>(layout, mutable_data<T>(y), {data<T>(x), data<T>(bias)},
-                            BiasGelu{{tanh}}, current_stream(x));
+                            BiasGelu<T>{{tanh}}, current_stream(x));
         });
       },
       x, bias);

@@ -10,13 +10,12 @@
 
 namespace opforge {
 
+template <class T>
 struct BiasGelu {
-  Gelu gelu;
+  using A = compute_t<T>;
+  Gelu<T> gelu;
 
-  template <class A>
-  __device__ A operator()(A x, A bias) const {
-    return gelu.value(x + bias);
-  }
+  __device__ A operator()(A x, A bias) const { return gelu.value(x + bias); }
 };
 
 // Visits the matrix by columns: writes grad_x and hands it, before it is rounded, to the bias sum.
@@ -91,8 +90,8 @@ struct BiasGeluBackward<T, tanh>::Bound : BiasGeluBackward<T, tanh> {
     for (int e = 0; e < N; ++e) {
       if (Whole || (e >= span.lo && e < span.hi)) {
         A value;
-        const A passed = Gelu{tanh}.gradient(widen(in.x.value[e]) + widen(shift.value[e]),
-                                             widen(in.grad.value[e]), value);
+        const A passed = Gelu<T>{tanh}.gradient(widen(in.x.value[e]) + widen(shift.value[e]),
+                                                widen(in.grad.value[e]), value);
         out.value[e] = narrow<T>(passed);
         sum[e] += passed;
         if constexpr (!Whole) c.grad_x[e] = out.value[e];

@@ -6,14 +6,17 @@
 namespace opforge {
 
 Tensor reglu_cpu(const Tensor& gate, const std::optional<Tensor>& up) {
-  return make_gated("reglu", gate, up,
-                    [](const auto&... operands) { gated_forward(operands..., Relu{}); });
+  return make_gated("reglu", gate, up, []<class T>(const auto& layout, T* y, auto*... in) {
+    gated_forward(layout, y, in..., Relu<T>{});
+  });
 }
 
 std::tuple<Tensor, Tensor> reglu_backward_cpu(const Tensor& grad_y, const Tensor& gate,
                                               const std::optional<Tensor>& up) {
   return make_gated_gradients("reglu_backward", grad_y, gate, up,
-                              [](const auto&... operands) { gated_backward(operands..., Relu{}); });
+                              []<class T>(const auto& layout, T* first, auto*... others) {
+                                gated_backward(layout, first, others..., Relu<T>{});
+                              });
 }
 
 OPFORGE_IMPL(reglu, reglu_cpu)
