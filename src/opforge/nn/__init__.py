@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules around the built-in ops; arguments and state_dict as in torch.nn where it has them."""
 
+from opforge.nn.dropout import Dropout
 from opforge.nn.elementwise import ReLU, ScaleBiasReLU
 
-__all__ = ["ReLU", "ScaleBiasReLU"]
+__all__ = ["Dropout", "ReLU", "ScaleBiasReLU"]

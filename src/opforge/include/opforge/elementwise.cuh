@@ -41,10 +41,30 @@ constexpr int blocks_per_multiprocessor(Last last) { return last == Last::rows ?
 
 namespace detail {
 
+template <class F>
+struct Anywhere {
+  const F& f;
+
+  template <class... A>
+  __device__ __forceinline__ auto operator()(int, A... x) const {
+    return f(x...);
+  }
+};
+
+// What is applied to the N elements from `first` on: f, or what f has for them.
+template <int N, class F>
+__device__ __forceinline__ auto at(const F& f, uint64_t first) {
+  if constexpr (requires { f.template at<N>(first); }) {
+    return f.template at<N>(first);
+  } else {
+    return Anywhere<F>{f};
+  }
+}
+
 template <class T, int Inputs, class F, size_t... K>
-__device__ __forceinline__ T apply(const F& f, const compute_t<T> (&x)[Inputs],
+__device__ __forceinline__ T apply(const F& f, int e, const compute_t<T> (&x)[Inputs],
                                    std::index_sequence<K...>) {
-  return narrow<T>(f(x[K]...));
+  return narrow<T>(f(e, x[K]...));
 }
 
 // N elements from `address` on, as one vector where that is possible.
@@ -120,6 +140,7 @@ __global__ void __launch_bounds__(kMaxBlock, blocks_per_multiprocessor(last))
   } else if constexpr (last == Last::rows) {
     detail::gather_rows<N>(p, first, n, other);
   }
+  const auto here = detail::at<N>(f, first);
   Vec<T, N> out;
 #pragma unroll
   for (int e = 0; e < N; ++e) {
@@ -127,7 +148,7 @@ __global__ void __launch_bounds__(kMaxBlock, blocks_per_multiprocessor(last))
 #pragma unroll
     for (int k = 0; k < kDense; ++k) x[k] = widen(in[k].value[e]);
     if constexpr (last != Last::dense) x[Inputs - 1] = other[e];
-    out.value[e] = detail::apply<T>(f, x, std::make_index_sequence<Inputs>{});
+    out.value[e] = detail::apply<T>(here, e, x, std::make_index_sequence<Inputs>{});
   }
   if (n == N) {
     store<N>(p.out + first, out);
@@ -158,7 +179,9 @@ __global__ void __launch_bounds__(kMaxBlock, 1)
 #pragma unroll
   for (int e = 0; e < N; ++e) {
     const Index i = first + Index(e) * blockDim.x;
-    if (i < p.count) p.out[i] = detail::apply<T>(f, x[e], std::make_index_sequence<Inputs>{});
+    if (i >= p.count) return;
+    const auto here = detail::at<1>(f, i);
+    p.out[i] = detail::apply<T>(here, 0, x[e], std::make_index_sequence<Inputs>{});
   }
 }
 
@@ -203,7 +226,9 @@ void elementwise_indexed(const Layout<Inputs + 1>& layout, T* out,
 
 }  // namespace detail
 
-// `layout` has the output as operand 0, dense; `f` takes and returns the compute type.
+// `layout` has the output as operand 0, dense; `f` takes and returns the compute type. An f that
+// has to know which elements it gets has at<N>(first) instead, called once per N neighbours in
+// memory; what that returns is called with 0 to N - 1 before the values.
 template <class T, int Inputs, class F>
 void elementwise(const Layout<Inputs + 1>& layout, T* out, const std::array<const T*, Inputs>& in,
                  const F& f, cudaStream_t stream) {

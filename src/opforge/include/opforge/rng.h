@@ -63,6 +63,9 @@ OPFORGE_HOST_DEVICE uint32_t drop_threshold(double p) {
   return t >= double(kDropAll) ? kDropAll : uint32_t(t);
 }
 
+// What the others are multiplied with, so that the mean stays.
+OPFORGE_HOST_DEVICE double kept_scale(double p) { return p < 1 ? 1 / (1 - p) : 0.0; }
+
 // Which of the elements first, first + 1, ... stay. Aligned to four, which the compiler sees if
 // `first` is a multiple in the source, N elements cost N / 4 calls of philox; elsewhere one more.
 template <int N>
