@@ -10,7 +10,7 @@ outputs were used, the gradient of another is zeros, or None if the schema says 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ class Gradient:
         targets: list[str],
         run: Callable[..., Any] | None,
         optional: Sequence[str] = (),
+        passes: Mapping[str, str] | None = None,
     ) -> None:
         # Called with the backward's parameters, in order: differentiably, and below autograd.
         self.run: Any = run
@@ -38,7 +39,9 @@ class Gradient:
         inputs = [a.name for a in forward.args]
         outputs = [r.name for r in forward.returns]
         self._n_inputs = len(inputs)
-        asked = [o for o in outputs if f"grad_{o}" in parameters]
+        passes = passes or {}
+        self._passed = [(inputs.index(i), outputs.index(o)) for i, o in passes.items()]
+        asked = [o for o in outputs if f"grad_{o}" in parameters or o in passes.values()]
         # Without a gradient to come, an output is none of autograd's business.
         self._ignored = [outputs.index(o) for o in outputs if o not in asked]
         # Of one output among several the gradient may be missing.
@@ -98,6 +101,17 @@ class Gradient:
 
     def backward(self, ctx: Any, grads: tuple[Any, ...], run: Callable[..., Any]) -> Any:
         """Gradients for every forward argument, None where there is none."""
+        aligned: list[Any] = [None] * self._n_inputs
+        for position, output in self._passed:
+            if ctx.needs_input_grad[position]:
+                aligned[position] = grads[output]
+        if any(ctx.needs_input_grad[i] for i in self._targets):
+            self._run_into(aligned, ctx, grads, run)
+        return aligned[0] if self._n_inputs == 1 else tuple(aligned)
+
+    def _run_into(
+        self, aligned: list[Any], ctx: Any, grads: tuple[Any, ...], run: Callable[..., Any]
+    ) -> None:
         saved = ctx.saved_tensors if self._saved else ()
         values = []
         for kind, i in self._sources:
@@ -116,11 +130,9 @@ class Gradient:
                 f"the backward returned {len(results)} gradients "
                 f"for {len(self._targets)} tensor inputs"
             )
-        aligned: list[Any] = [None] * self._n_inputs
         for position, result in zip(self._targets, results, strict=True):
             if ctx.needs_input_grad[position]:
                 aligned[position] = result
-        return aligned[0] if self._n_inputs == 1 else tuple(aligned)
 
 
 def of_function(forward: Schema, function: Callable[..., Any]) -> Gradient:
@@ -129,7 +141,12 @@ def of_function(forward: Schema, function: Callable[..., Any]) -> Gradient:
     return Gradient(forward, parameters, [a.name for a in forward.args if a.is_tensor], function)
 
 
-def of_op(forward: Schema, backward: Schema, run: Callable[..., Any] | None) -> Gradient:
+def of_op(
+    forward: Schema,
+    backward: Schema,
+    run: Callable[..., Any] | None,
+    passes: Mapping[str, str] | None = None,
+) -> Gradient:
     """A backward that is an op: its returns are named ``grad_<input>``."""
     targets = []
     for result in backward.returns:
@@ -141,8 +158,16 @@ def of_op(forward: Schema, backward: Schema, run: Callable[..., Any] | None) -> 
                 f"{', '.join(a.name for a in forward.args if a.is_tensor)}"
             )
         targets.append(target)
+    for name, output in (passes or {}).items():
+        others = [a.name for a in forward.args if a.is_tensor and a.name not in targets]
+        if name not in others or output not in [r.name for r in forward.returns]:
+            raise RecordError(
+                f"the backward of {forward.name} passes the gradient of {output!r} to {name!r}; "
+                f"it can pass that of {', '.join(r.name for r in forward.returns)} to the tensor "
+                f"inputs it returns none for ({', '.join(others) or 'there is none'})"
+            )
     optional = [a.name for a in backward.args if a.type == "Tensor?"]
-    return Gradient(forward, [a.name for a in backward.args], targets, run, optional)
+    return Gradient(forward, [a.name for a in backward.args], targets, run, optional, passes)
 
 
 def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:

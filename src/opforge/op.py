@@ -25,10 +25,15 @@ DEFAULT_NAMESPACE = "opforge_user"
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward op: a schema and a reference of its own, like the forward's."""
+    """The backward op: a schema and a reference of its own, like the forward's.
+
+    ``passes`` has inputs whose gradient is that of an output as it comes, by name: what is only
+    added, ``{"residual": "y"}``. The op does not return it, and nothing is copied.
+    """
 
     schema: str
     reference: Callable[..., Any]
+    passes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -235,4 +235,25 @@ void sum_rows(const In* x, int64_t rows, int64_t columns, Out* out) {
   sum(x, kept, reduced, out);
 }
 
+// out[j] = the sum of column j of what visit(row, col, n, sums) adds to sums[0] ... sums[n - 1] for
+// columns col on. A task is a block of rows for some columns, whose sums stay in the L1 cache. The
+// blocks depend on the shape alone, and so do the bits of the sums.
+template <class T, class Visit>
+void sum_visited(int64_t rows, int64_t cols, T* out, const Visit& visit) {
+  constexpr int64_t block = 64;
+  const int64_t blocks = ceil_div(rows, block), tiles = ceil_div(cols, kBlockColumns);
+  const auto sums = std::make_unique<sum_t<T>[]>(size_t(blocks * cols));
+  const int64_t per_task = std::min(block, rows) * std::min(kBlockColumns, cols);
+  parallel_for(
+      blocks * tiles, std::max<int64_t>(1, kGrain / per_task), [&](int64_t i, int64_t end) {
+        for (; i < end; ++i) {
+          const int64_t first = i / tiles * block, last = std::min(first + block, rows);
+          const int64_t col = i % tiles * kBlockColumns, n = std::min(kBlockColumns, cols - col);
+          sum_t<T>* const to = sums.get() + i / tiles * cols + col;
+          for (int64_t row = first; row < last; ++row) visit(row, col, n, to);
+        }
+      });
+  sum_rows<sum_t<T>>(sums.get(), blocks, cols, out);
+}
+
 }  // namespace opforge

@@ -66,20 +66,21 @@ OPFORGE_HOST_DEVICE uint32_t drop_threshold(double p) {
 // What the others are multiplied with, so that the mean stays.
 OPFORGE_HOST_DEVICE double kept_scale(double p) { return p < 1 ? 1 / (1 - p) : 0.0; }
 
-// Which of the elements first, first + 1, ... stay. Aligned to four, which the compiler sees if
-// `first` is a multiple in the source, N elements cost N / 4 calls of philox; elsewhere one more.
+// Which of the elements first, first + 1, ... stay; those below 0 are anything. Aligned to four,
+// which the compiler sees if `first` is a multiple in the source, N elements cost N / 4 calls of
+// philox; elsewhere one more.
 template <int N>
-OPFORGE_HOST_DEVICE void keep(uint64_t seed, uint64_t first, uint32_t threshold, bool (&kept)[N]) {
+OPFORGE_HOST_DEVICE void keep(uint64_t seed, int64_t first, uint32_t threshold, bool (&kept)[N]) {
   static_assert(N >= 1 && N <= 16);
   constexpr int kCalls = (N + 6) / 4, kCertain = (N + 3) / 4;
-  const uint32_t skip = uint32_t(first) % 4;
+  const int skip = int(first & 3);
   uint32_t word[4 * kCalls + 3];
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
   for (int call = 0; call < kCalls; ++call) {
     PhiloxWords w = {};
-    if (call < kCertain || skip + N > 4 * call) w = philox(seed, first / 4 + call);
+    if (call < kCertain || skip + N > 4 * call) w = philox(seed, uint64_t((first >> 2) + call));
     for (int i = 0; i < 4; ++i) word[4 * call + i] = w.word[i];
   }
   for (int i = 4 * kCalls; i < 4 * kCalls + 3; ++i) word[i] = 0;

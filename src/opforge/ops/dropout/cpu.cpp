@@ -1,31 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/cpu_elementwise.h>
-#include <opforge/cpu_rng.h>
+#include <opforge/cpu_dropout.h>
 #include <opforge/host.h>
 
 namespace opforge {
-
-template <class T>
-struct CpuDropout {
-  uint64_t seed;
-  uint32_t threshold;
-  vec<T> scale;
-
-  struct Row {
-    const CpuDropout& drop;
-    RandomWords<kRowElements> random;
-    const uint32_t* words;
-
-    Row(const CpuDropout& drop, int64_t first, int64_t n)
-        : drop(drop), words(random.draw(drop.seed, uint64_t(first), n)) {}
-
-    OPFORGE_INLINE vec<T> operator()(int64_t i, vec<T> x) const {
-      return where_kept(words + i, drop.threshold, x * drop.scale);
-    }
-  };
-
-  Row row(int64_t first, int64_t n) const { return Row(*this, first, n); }
-};
 
 // Forward and backward alike: the gradient is dropped where x was.
 Tensor dropout_cpu(const Tensor& x, const Tensor& seed, double p) {
@@ -37,9 +14,8 @@ Tensor dropout_cpu(const Tensor& x, const Tensor& seed, double p) {
       y,
       [&](const Layout<2>& layout, const Tensor& y, const Tensor& x) {
         dispatch(dtype_of(x), [&]<class T>(Type<T>) {
-          const CpuDropout<T> drop{uint64_t(*data<int64_t>(seed)), drop_threshold(p),
-                                   compute_t<T>(kept_scale(p)) - vec<T>{}};
-          elementwise(layout, mutable_data<T>(y), {data<T>(x)}, drop);
+          elementwise(layout, mutable_data<T>(y), {data<T>(x)},
+                      CpuDropout<T>(data<int64_t>(seed), p));
         });
       },
       x);

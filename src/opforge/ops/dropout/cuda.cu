@@ -17,8 +17,7 @@ Tensor dropout_cuda(const Tensor& x, const Tensor& seed, double p) {
       y,
       [&](const Layout<2>& layout, const Tensor& y, const Tensor& x) {
         dispatch(dtype_of(x), [&]<class T>(Type<T>) {
-          using A = compute_t<T>;
-          const Dropout<A> drop{data<int64_t>(seed), drop_threshold(p), A(kept_scale(p))};
+          const auto drop = make_dropout<compute_t<T>>(data<int64_t>(seed), p);
           elementwise<T, 1>(layout, mutable_data<T>(y), {data<T>(x)}, drop, current_stream(x));
         });
       },

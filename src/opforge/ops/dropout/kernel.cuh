@@ -4,33 +4,5 @@
 // leaves time for 240.
 #pragma once
 
-#include <opforge/rng.h>
-
+#include <opforge/dropout.cuh>
 #include <opforge/elementwise.cuh>
-
-namespace opforge {
-
-template <class A>
-struct Dropout {
-  const int64_t* seed;
-  uint32_t threshold;
-  A scale;
-
-  template <int N>
-  struct At {
-    bool kept[N];
-    A scale;
-
-    __device__ __forceinline__ A operator()(int e, A x) const { return kept[e] ? x * scale : A(0); }
-  };
-
-  template <int N>
-  __device__ __forceinline__ At<N> at(uint64_t first) const {
-    At<N> result;
-    result.scale = scale;
-    keep<N>(uint64_t(*seed), first, threshold, result.kept);
-    return result;
-  }
-};
-
-}  // namespace opforge
