@@ -3,5 +3,6 @@
 
 from opforge.nn.dropout import Dropout
 from opforge.nn.elementwise import ReLU, ScaleBiasReLU
+from opforge.nn.rotary import RotaryEmbedding
 
-__all__ = ["Dropout", "ReLU", "ScaleBiasReLU"]
+__all__ = ["Dropout", "ReLU", "RotaryEmbedding", "ScaleBiasReLU"]
