@@ -27,8 +27,8 @@ static void run(const Rope& r, const Tensor& q_out, const Tensor& k_out, bool in
   p.cos_stride = r.cos.stride(0);
   p.sin_stride = r.sin.stride(0);
   p.table_rows = r.cos.size(0);
-  p.half = r.half();
-  p.dim = r.q.dim;
+  p.half = int(r.half());
+  p.dim = int(r.q.dim);
   p.positions = r.position_data();
   p.position_batch = r.batch_stride;
   p.position_token = r.token_stride;
@@ -47,7 +47,7 @@ static void run(const Rope& r, const Tensor& q_out, const Tensor& k_out, bool in
   p.heads = Divider<Index>(heads);
   p.seq = Divider<Index>(r.q.seq);
   p.count = Index(count);
-  const int block = chosen.block ? chosen.block : 256;
+  const int block = chosen.block ? std::min(chosen.block, kRopeBlock) : 256;
   launch(vectors ? rope<kVec<T>, T, C, Index> : rope<1, T, C, Index>,
          {dim3(unsigned(ceil_div(count, block))), dim3(block), stream}, p);
 }
@@ -63,7 +63,8 @@ static std::tuple<Tensor, Tensor> turn(const Tensor& q, const std::optional<Tens
   const Tensor k_out = k ? empty(sizes(*k), q) : empty({&none, 1}, q);
   const int64_t most = r.tokens() * (r.q.heads + r.key_heads()) * r.q.dim;
   if (most == 0) return {q_out, k_out};
-  OPFORGE_CHECK(r.q.heads <= INT32_MAX && r.key_heads() <= INT32_MAX, "rope: too many heads");
+  OPFORGE_CHECK(r.q.heads + r.key_heads() <= INT32_MAX / 2 && r.q.dim <= INT32_MAX / 2,
+                "rope: more heads, or elements of a head, than 2^30");
   dispatch(dtype_of(q), [&]<class T>(Type<T>) {
     const auto with_table = [&]<class C>(Type<C>) {
       // The last block may index past the end, so stay well below what 32 bits hold.

@@ -23,7 +23,8 @@ struct RopeParams {
   RopeSide<T> q, k;
   const C *cos, *sin;
   int64_t cos_stride, sin_stride;  // of rows
-  int64_t table_rows, half, dim;
+  int64_t table_rows;
+  int half, dim;
   const int64_t* positions;  // or null: 0, 1, ...
   int64_t position_batch, position_token;
   // A head is so many slots: first the pairs, then what is copied.
@@ -44,21 +45,24 @@ __device__ __forceinline__ void read_table(const C* from, A (&to)[N]) {
   }
 }
 
-template <class A>
-__device__ __forceinline__ void turn(A& a, A& b, A cos, A sin) {
-  const A x = a, y = b;
-  a = fma(x, cos, -(y * sin));
-  b = fma(y, cos, x * sin);
+template <class T, class A>
+__device__ __forceinline__ void turn(T& a, T& b, A cos, A sin) {
+  const A x = widen(a), y = widen(b);
+  a = narrow<T>(fma(x, cos, -(y * sin)));
+  b = narrow<T>(fma(y, cos, x * sin));
 }
 
+// Three blocks of 512 threads per multiprocessor: 40 registers. What is left to itself takes 48.
+constexpr int kRopeBlock = 512;
+
 template <int N, class T, class C, class Index>
-__global__ void __launch_bounds__(1024, 1) rope(const RopeParams<T, C, Index> p) {
+__global__ void __launch_bounds__(kRopeBlock, 3) rope(const RopeParams<T, C, Index> p) {
   using A = compute_t<T>;
   const Index i = Index(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= p.count) return;
   const Index of_head = p.slots.divide(i), token = p.heads.divide(of_head);
   const Index batch = p.seq.divide(token);
-  const int64_t slot = i - of_head * p.slots.divisor;
+  const int slot = int(i - of_head * p.slots.divisor);
   int head = int(of_head - token * p.heads.divisor);
   const int64_t in_seq = token - batch * p.seq.divisor;
   const bool is_key = head >= p.q.heads;
@@ -68,13 +72,13 @@ __global__ void __launch_bounds__(1024, 1) rope(const RopeParams<T, C, Index> p)
                 head * side.head_stride;
   T* out = side.out + (int64_t(token) * side.heads + head) * p.dim;
 
-  const int64_t pair = slot * N;
+  const int pair = slot * N;
   if (pair >= p.half) {  // beyond the rotary dim
     store<N>(out + p.half + pair, load<N>(in + p.half + pair));
     return;
   }
-  const int64_t first = p.interleaved ? 2 * pair : pair;
-  const int64_t second = p.interleaved ? first + N : pair + p.half;
+  const int first = p.interleaved ? 2 * pair : pair;
+  const int second = p.interleaved ? first + N : pair + p.half;
   Vec<T, N> low = load<N>(in + first), high = load<N>(in + second);
   const int64_t position =
       p.positions == nullptr
@@ -86,25 +90,18 @@ __global__ void __launch_bounds__(1024, 1) rope(const RopeParams<T, C, Index> p)
   read_table<N>(p.cos + row * p.cos_stride + pair, cos);
   read_table<N>(p.sin + row * p.sin_stride + pair, sin);
   const A nan = A(__int_as_float(0x7fc00000));
-  A x[2 * N];
 #pragma unroll
   for (int e = 0; e < N; ++e) {
-    x[e] = widen(low.value[e]);
-    x[e + N] = widen(high.value[e]);
     cos[e] = valid ? cos[e] : nan;
     sin[e] = p.back ? -sin[e] : sin[e];
   }
   if (p.interleaved) {
+    const auto element = [&](int j) -> T& { return j < N ? low.value[j] : high.value[j - N]; };
 #pragma unroll
-    for (int e = 0; e < N; ++e) turn(x[2 * e], x[2 * e + 1], cos[e], sin[e]);
+    for (int e = 0; e < N; ++e) turn(element(2 * e), element(2 * e + 1), cos[e], sin[e]);
   } else {
 #pragma unroll
-    for (int e = 0; e < N; ++e) turn(x[e], x[e + N], cos[e], sin[e]);
-  }
-#pragma unroll
-  for (int e = 0; e < N; ++e) {
-    low.value[e] = narrow<T>(x[e]);
-    high.value[e] = narrow<T>(x[e + N]);
+    for (int e = 0; e < N; ++e) turn(low.value[e], high.value[e], cos[e], sin[e]);
   }
   store<N>(out + first, low);
   store<N>(out + second, high);
