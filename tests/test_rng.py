@@ -58,7 +58,8 @@ __global__ void widths(const int64_t* x, int64_t* y) {
 }
 
 __global__ void thresholds(const int64_t*, int64_t* y) {
-  for (const double p : {0.0, 1e-12, 0.25, 0.5, 1 - 0x1p-32, 1.0}) *y++ = opforge::drop_threshold(p);
+  const double p[] = {0.0, 1e-12, 0.25, 0.5, 1 - 0x1p-32, 1.0};
+  for (int i = 0; i < 6; ++i) y[i] = opforge::drop_threshold(p[i]);
 }
 """
 WIDTHS = [1, 2, 3, 4, 5, 6, 8, 13, 16]
@@ -115,7 +116,7 @@ def call(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return load_kernels(folder, request.param)
 
 
-@pytest.mark.parametrize("key, low, high, expected", KNOWN)
+@pytest.mark.parametrize(("key", "low", "high", "expected"), KNOWN)
 def test_philox_gives_the_published_words(
     call: Call, key: int, low: int, high: int, expected: list[int]
 ) -> None:

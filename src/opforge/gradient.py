@@ -41,7 +41,8 @@ class Gradient:
         self._n_inputs = len(inputs)
         self._unsaved = details.unsaved if details else None
         self._shared = self._resolve_shared(details, inputs, outputs, targets) if details else ()
-        asked = [o for o in outputs if f"grad_{o}" in parameters]
+        handed_on = details.shared.values() if details else ()
+        asked = [o for o in outputs if f"grad_{o}" in (*parameters, *handed_on)]
         # Without a gradient to come, an output is none of autograd's business.
         self._ignored = [outputs.index(o) for o in outputs if o not in asked]
         # Of one output among several the gradient may be missing.
@@ -85,20 +86,21 @@ class Gradient:
 
     def _resolve_shared(
         self, details: Backward, inputs: list[str], outputs: list[str], targets: list[str]
-    ) -> list[tuple[int, int, bool, int]]:
-        """Per shared gradient: its input, its place among the results, and whose it is."""
+    ) -> list[tuple[int, int | None, bool, int]]:
+        """Per shared gradient: its input, its place among the results if any, and whose it is."""
         found = []
         for name, source in details.shared.items():
             other = source.removeprefix("grad_")
-            if name not in targets or other not in (*targets, *outputs) or other == source:
+            if name not in inputs or other not in (*targets, *outputs) or other == source:
                 raise RecordError(
-                    f"{self.name} shares the gradient of {name!r} as {source!r}; that must be a "
-                    f"gradient it returns, of {', '.join(targets)}, and one it returns or gets "
+                    f"{self.name} shares the gradient of {name!r} as {source!r}; that must be an "
+                    f"input ({', '.join(inputs)}) and a gradient that it returns or gets "
                     f"({', '.join('grad_' + n for n in (*targets, *outputs))})"
                 )
+            own = targets.index(name) if name in targets else None
             incoming = other in outputs
             place = outputs.index(other) if incoming else targets.index(other)
-            found.append((inputs.index(name), targets.index(name), incoming, place))
+            found.append((inputs.index(name), own, incoming, place))
         return found
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -123,6 +125,23 @@ class Gradient:
 
     def backward(self, ctx: Any, grads: tuple[Any, ...], run: Callable[..., Any]) -> Any:
         """Gradients for every forward argument, None where there is none."""
+        aligned: list[Any] = [None] * self._n_inputs
+        wanted = [ctx.needs_input_grad[i] for i in self._targets]
+        wanted += [ctx.needs_input_grad[i] for i, _, incoming, _ in self._shared if not incoming]
+        results = self._results(ctx, grads, run) if any(wanted) else ()
+        for position, result in zip(self._targets, results, strict=bool(results)):
+            if ctx.needs_input_grad[position]:
+                aligned[position] = result
+        for position, own, incoming, other in self._shared:
+            returned = own is not None and results and results[own].numel() > 0
+            if ctx.needs_input_grad[position] and not returned:
+                aligned[position] = (grads if incoming else results)[other]
+        return aligned[0] if self._n_inputs == 1 else tuple(aligned)
+
+    def _results(
+        self, ctx: Any, grads: tuple[Any, ...], run: Callable[..., Any]
+    ) -> tuple[Any, ...]:
+        """What the backward returns for all that it asks for."""
         saved = ctx.saved_tensors if self._saved else ()
         values = []
         for kind, i in self._sources:
@@ -141,14 +160,7 @@ class Gradient:
                 f"the backward returned {len(results)} gradients "
                 f"for {len(self._targets)} tensor inputs"
             )
-        aligned: list[Any] = [None] * self._n_inputs
-        for position, result in zip(self._targets, results, strict=True):
-            if ctx.needs_input_grad[position]:
-                aligned[position] = result
-        for position, own, others, other in self._shared:
-            if ctx.needs_input_grad[position] and results[own].numel() == 0:
-                aligned[position] = (grads if others else results)[other]
-        return aligned[0] if self._n_inputs == 1 else tuple(aligned)
+        return results
 
 
 def of_function(forward: Schema, function: Callable[..., Any]) -> Gradient:

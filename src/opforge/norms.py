@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from opforge import philox
 from opforge.op import Make
-from opforge.random import keep
 
 RELU, DROPOUT = 1, 2  # in the schema's `before` and `after`
 Where = Literal["before", "after"] | None
@@ -28,7 +28,7 @@ def around(v: Tensor, what: int, seed: Tensor | None, p: float) -> Tensor:
         v = torch.relu(v)
     if what & DROPOUT:
         assert seed is not None
-        v = torch.where(keep(seed, v.shape, p), v * _factor(p), 0)
+        v = torch.where(philox.kept(seed, v.shape, p), v * philox.scale(p), 0)
     return v
 
 
@@ -36,14 +36,10 @@ def around_backward(grad: Tensor, v: Tensor, what: int, seed: Tensor | None, p: 
     """The gradient of ``v``, which was given to :func:`around`."""
     if what & DROPOUT:
         assert seed is not None
-        grad = torch.where(keep(seed, v.shape, p), grad * _factor(p), 0)
+        grad = torch.where(philox.kept(seed, v.shape, p), grad * philox.scale(p), 0)
     if what & RELU:
         grad = grad.masked_fill(v <= 0, 0)
     return grad
-
-
-def _factor(p: float) -> float:
-    return 1.0 / (1.0 - p) if p < 1 else 0.0
 
 
 def sum_before(
@@ -143,8 +139,7 @@ def validate(
         )
     if not 0 < eps < math.inf:
         raise ValueError(f"opforge.{name}: eps must be positive and finite, got {eps}")
-    if not 0 <= p <= 1:
-        raise ValueError(f"opforge.{name}: p must be a probability from 0 to 1, got {p}")
+    philox.check_probability(name, p)
     for what, code in (("before", before), ("after", after)):
         if code not in range(4):
             raise ValueError(

@@ -33,8 +33,9 @@ class Backward:
             to it: let it make its own, and it can be differentiated again.
         unsaved: given the forward's arguments, names those that the backward can do without this
             time; it gets None, and they are not kept alive.
-        shared: gradients that are others', as ``{"residual": "grad_x"}``. Where the backward
-            returns an empty tensor for the first, the second is it: nothing is written twice.
+        shared: gradients that are others', as ``{"residual": "grad_y"}`` for what is only added.
+            Where the backward returns none for the first, or an empty tensor, it is the second:
+            an output's, as it comes, or another one that is returned. Nothing is written twice.
     """
 
     schema: str

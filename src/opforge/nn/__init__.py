@@ -1,7 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules around the built-in ops; arguments and state_dict as in torch.nn where it has them."""
 
+from opforge.nn.dropout import Dropout
 from opforge.nn.elementwise import BiasGELU, ReLU, ScaleBiasReLU
 from opforge.nn.gated import GEGLU, ReGLU, SwiGLU
+from opforge.nn.rotary import RotaryEmbedding
 
-__all__ = ["GEGLU", "BiasGELU", "ReGLU", "ReLU", "ScaleBiasReLU", "SwiGLU"]
+__all__ = [
+    "GEGLU",
+    "BiasGELU",
+    "Dropout",
+    "ReGLU",
+    "ReLU",
+    "RotaryEmbedding",
+    "ScaleBiasReLU",
+    "SwiGLU",
+]

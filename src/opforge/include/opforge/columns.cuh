@@ -52,7 +52,14 @@ struct Span {
   int lo, hi;
 };
 
+template <class Visitor>
+constexpr int kRowsAtOnce = 4;
+template <class Visitor>
+  requires requires { Visitor::kRowsAtOnce; }
+constexpr int kRowsAtOnce<Visitor> = Visitor::kRowsAtOnce;
+
 // A visitor has: using Element; kBlocks, the blocks that should fit a multiprocessor at once;
+//   optionally kRowsAtOnce, the rows a thread has in flight, if the registers do not hold four;
 //   struct Cursor, the operands' addresses in one row;
 //   Cursor start(batch, row, col), Cursor skip(Cursor, rows);
 //   template <int N> struct Loaded; Loaded<N> load<N, Whole>(Cursor, Span);
@@ -73,7 +80,7 @@ __global__ void __launch_bounds__(kColumnThreads, Visitor::kBlocks)
     column_sums(const ColumnParams p, const Visitor unbound,
                 compute_t<typename Visitor::Element>* partial) {
   using A = compute_t<typename Visitor::Element>;
-  constexpr int kUnroll = 4;
+  constexpr int kUnroll = kRowsAtOnce<Visitor>;
   struct Stack {
     A sum[kColumnThreads * N];
   };
