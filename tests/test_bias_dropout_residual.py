@@ -10,6 +10,7 @@ from op_cases import each_device, each_dtype, record
 import opforge
 from opforge import gradient, sim
 from opforge.errors import RecordError
+from opforge.op import Backward
 from opforge.schema import parse
 
 
@@ -98,16 +99,17 @@ def test_a_frozen_layer_passes_the_gradient_on_without_a_kernel():
 
 
 @pytest.mark.parametrize(
-    ("passes", "said"),
+    ("shared", "said"),
     [
-        ({"x": "y"}, "passes the gradient of 'y' to 'x'"),
-        ({"b": "z"}, "passes the gradient of 'z' to 'b'"),
-        ({"scale": "y"}, "to the tensor inputs it returns none for (b)"),
+        ({"b": "y"}, "shares the gradient of 'b' as 'y'"),
+        ({"b": "grad_z"}, "a gradient that it returns or gets (grad_x, grad_y)"),
+        ({"z": "grad_y"}, "that must be an input (x, b, scale)"),
     ],
 )
-def test_only_gradients_that_nobody_computes_can_be_passed(passes, said):
+def test_only_gradients_that_there_are_can_be_shared(shared, said):
+    schema = "f_backward(Tensor grad_y) -> Tensor grad_x"
+    details = Backward(schema, lambda grad_y: grad_y, shared=shared)
     forward = parse("f(Tensor x, Tensor b, float scale) -> Tensor y")
-    backward = parse("f_backward(Tensor grad_y) -> Tensor grad_x")
     with pytest.raises(RecordError) as raised:
-        gradient.of_op(forward, backward, None, passes)
+        gradient.of_op(forward, parse(schema), None, details)
     assert said in str(raised.value)
