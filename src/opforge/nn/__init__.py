@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Modules around the built-in ops; arguments and state_dict as in torch.nn where it has them."""
 
-from opforge.nn.elementwise import ReLU, ScaleBiasReLU
+from opforge.nn.elementwise import BiasGELU, ReLU, ScaleBiasReLU
+from opforge.nn.gated import GEGLU, ReGLU, SwiGLU
 
-__all__ = ["ReLU", "ScaleBiasReLU"]
+__all__ = ["GEGLU", "BiasGELU", "ReGLU", "ReLU", "ScaleBiasReLU", "SwiGLU"]
