@@ -103,6 +103,10 @@ inline double row_sum(const T* v, int64_t n) {
     if constexpr (kParts<T> == 2) all += acc[0][1] + acc[1][1];
     total += double(sum_lanes<sum_t<T>>(all));
   }
+  if (!std::isfinite(total)) {  // numbers close to the largest: their sum fits a double
+    total = 0;
+    for (int64_t j = 0; j < n; ++j) total += double(widen(v[j]));
+  }
   return total;
 }
 
@@ -149,14 +153,15 @@ struct Scale {
 template <bool Centered, class T>
 inline Scale<T> scale_of(const T* v, int64_t n, double eps) {
   Scale<T> scale;
+  const double count = double(std::max<int64_t>(n, 1));
   double mean = 0;
   if constexpr (Centered) {
-    mean = row_sum(v, n) / double(n);
+    mean = row_sum(v, n) / count;
     scale.mean = compute_t<T>(mean);
   }
   // Around the rounded mean, which lies off the mean.
   const double off = mean - double(scale.mean);
-  const double variance = squares_around(v, n, scale.mean) / double(n) - off * off;
+  const double variance = squares_around(v, n, scale.mean) / count - off * off;
   scale.rstd = compute_t<T>(1 / std::sqrt(std::max(variance, 0.0) + eps));
   return scale;
 }
@@ -169,7 +174,7 @@ struct Norm {
   int64_t rows, cols;
   Around<T> before, after;
   const A *weight = nullptr, *bias = nullptr;
-  A offset;
+  A offset, no_bias;  // no_bias is added in place of a bias
   double eps;
 
   int64_t bytes() const { return rows * cols * int64_t(sizeof(T)); }
@@ -180,7 +185,7 @@ struct Norm {
   }
   template <class Lanes>
   OPFORGE_INLINE V result(V normed, V factor, int64_t col, Lanes n) const {
-    return bias == nullptr ? normed * factor : fma(normed, factor, load_lanes(bias + col, n));
+    return fma(normed, factor, bias == nullptr ? no_bias - V{} : load_lanes(bias + col, n));
   }
 
   // h = before(x) + residual, rounded.

@@ -21,10 +21,9 @@ struct NormArguments {
       OPFORGE_CHECK(!*param || ((*param)->dim() == 1 && (*param)->size(0) == x.size(x.dim() - 1)),
                     name, ": weight and bias must hold one value per column of x");
     }
-    OPFORGE_CHECK(
-        ((before | after) & 2) == 0 || (seed && seed->numel() == 2 && seed->is_contiguous() &&
-                                        dtype_code(*seed) == aoti_torch_dtype_int64()),
-        name, ": seed must be two int64");
+    OPFORGE_CHECK(((before | after) & 2) == 0 || (seed && seed->dim() == 1 && seed->numel() == 2 &&
+                                                  dtype_code(*seed) == aoti_torch_dtype_int64()),
+                  name, ": seed must be two int64");
     OPFORGE_CHECK(eps > 0 && eps < INFINITY, name, ": eps must be positive");
     OPFORGE_CHECK(p >= 0 && p <= 1, name, ": p must be from 0 to 1");
   }
@@ -35,7 +34,7 @@ struct NormArguments {
     result.relu = (what & 1) != 0;
     result.dropout = (what & 2) != 0;
     if (!result.dropout) return result;
-    result.seed = uint64_t(data<int64_t>(*seed)[which]);
+    result.seed = uint64_t(data<int64_t>(*seed)[which * seed->stride(0)]);
     result.threshold = drop_threshold(p);
     result.factor = compute_t<T>(p < 1 ? 1 / (1 - p) : 0);
     return result;
@@ -72,7 +71,7 @@ inline RowsView as_rows(const Tensor& x) {
 }
 
 // The options for elements of type T. The parameters must outlive it.
-template <class T>
+template <bool Centered, class T>
 Norm<T> make_norm(const NormArguments& given, const Tensor& x, const std::optional<Tensor>& weight,
                   const std::optional<Tensor>& bias) {
   using A = compute_t<T>;
@@ -84,7 +83,9 @@ Norm<T> make_norm(const NormArguments& given, const Tensor& x, const std::option
   norm.after = given.around<T>(given.after, 1);
   norm.weight = weight ? data<A>(*weight) : nullptr;
   norm.bias = bias ? data<A>(*bias) : nullptr;
-  norm.offset = A(given.offset);
+  // -0.0 changes nothing it is added to, not even a zero's sign. PyTorch's layer_norm adds 0.0.
+  norm.offset = A(given.offset == 0 ? -0.0 : given.offset);
+  norm.no_bias = A(Centered ? 0.0 : -0.0);
   norm.eps = given.eps;
   return norm;
 }
@@ -111,7 +112,7 @@ NormResult norm_forward(const NormArguments& given, const Tensor& x,
   const std::optional<RowsView> added = residual ? std::optional(as_rows(*residual)) : std::nullopt;
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
     using A = compute_t<T>;
-    norm_forward<Centered>(make_norm<T>(given, x, weight, bias), from.read<T>(),
+    norm_forward<Centered>(make_norm<Centered, T>(given, x, weight, bias), from.read<T>(),
                            added ? added->read<T>() : Rows<T>{}, mutable_data<T>(out.y),
                            mutable_data<T>(out.h),
                            save && Centered ? mutable_data<A>(out.mean) : nullptr,
@@ -164,7 +165,7 @@ NormGradients norm_backward(const NormArguments& given, const Tensor& grad_y,
   const Tensor mean = contiguous(saved.mean), rstd = contiguous(saved.rstd);
   dispatch(dtype_of(like), [&]<class T>(Type<T>) {
     using A = compute_t<T>;
-    const Norm<T> norm = make_norm<T>(given, like, weight, bias);
+    const Norm<T> norm = make_norm<Centered, T>(given, like, weight, bias);
     const int32_t wide = accumulator_dtype(like);
     OPFORGE_CHECK(
         !has_statistics || (rstd.numel() == norm.rows && dtype_code(rstd) == wide &&
