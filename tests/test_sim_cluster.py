@@ -18,6 +18,8 @@ KERNELS = (
     r"""
 using opforge::cluster_arrive, opforge::cluster_rank, opforge::cluster_size;
 using opforge::cluster_sync, opforge::cluster_wait, opforge::in_block;
+using opforge::arrive_expecting, opforge::Barrier, opforge::cluster_arrive_relaxed, opforge::init;
+using opforge::publish_barriers, opforge::send, opforge::wait;
 
 struct Part {
   int64_t value[64];
@@ -78,6 +80,45 @@ __global__ void dynamic(const int64_t* x, int64_t* y) {
   if (i == 0) value[last] = x[0] + int64_t(reinterpret_cast<uintptr_t>(value) % 128);
   __syncthreads();
   y[i] = value[last];
+}
+
+// Values that are on their way to every block of the cluster, in turn by two barriers.
+struct Mail {
+  Barrier barrier[2];
+  int64_t value[2][8 * 2];  // of the warps
+};
+
+__device__ Mail& start_mail() {
+  Mail& mail = opforge::shared<Mail>();
+  if (threadIdx.x == 0) init(mail.barrier[0], 1), init(mail.barrier[1], 1), publish_barriers();
+  cluster_arrive_relaxed();
+  cluster_wait();
+  return mail;
+}
+
+// Each warp has a value. The sum is over all of the cluster, and the same in every thread.
+__device__ int64_t sum_by_mail(Mail& mail, int64_t value, int turn) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = turn % 2;
+  const int count = cluster_size() * 2;
+  __syncwarp();  // its lanes have read what is to be overwritten
+  if (threadIdx.x == 0) arrive_expecting(mail.barrier[half], count * 8);
+  if (lane < cluster_size()) {
+    send(value, mail.value[half][cluster_rank() * 2 + warp], mail.barrier[half], lane);
+  }
+  wait(mail.barrier[half], turn / 2 % 2);
+  int64_t sum = 0;
+  for (int i = 0; i < count; ++i) sum += mail.value[half][(i + lane) % count];
+  return sum;
+}
+
+__global__ void mail_sum(const int64_t* x, int64_t* y) {
+  Mail& mail = start_mail();
+  const int warp = threadIdx.x / 32, i = blockIdx.x * blockDim.x + threadIdx.x;
+  int64_t sum = 0;
+  for (int turn = 0; turn < 7; ++turn) {
+    sum = 3 * sum + sum_by_mail(mail, x[blockIdx.x * 2 + warp] + turn, turn);
+  }
+  y[i] = sum;
 }
 
 // --- wrong ---------------------------------------------------------------------------------------
@@ -223,6 +264,20 @@ def test_each_block_writes_into_the_next(call: Call, way: dict[str, Any]) -> Non
     assert y == [
         X[b * 64 + i] + 100 * X[before[b] * 64 + 63 - i] for b in range(6) for i in range(64)
     ]
+
+
+@WAYS
+@pytest.mark.parametrize("cluster", [1, 2, 3, 6])
+def test_sums_by_mail(call: Call, cluster: int, way: dict[str, Any]) -> None:
+    y = call("mail_sum", X, grid=(6,), block=(64,), cluster=cluster, size=len(X), **way)
+    wanted = []
+    for block, _ in EACH:
+        first, count = 2 * (block // cluster * cluster), 2 * cluster
+        total = 0
+        for turn in range(7):
+            total = 3 * total + sum(X[first : first + count]) + count * turn
+        wanted.append(total)
+    assert y == wanted
 
 
 @WAYS

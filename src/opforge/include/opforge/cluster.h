@@ -48,7 +48,7 @@ __device__ __forceinline__ void cluster_arrive() {
 // has started and published its barriers (async.h). Quicker by a fence of all memory.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
 #if defined(OPFORGE_SIM)
-  sim::cluster_arrive();
+  sim::cluster_arrive_relaxed();
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif

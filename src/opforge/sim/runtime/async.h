@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <string>
 #include <vector>
 
 #include "knowledge.h"
@@ -14,6 +15,7 @@ struct Barrier {
   const Block* block = nullptr;
   const Fiber* maker = nullptr;
   bool published = false;
+  uint32_t published_in = 0;  // the maker's generation
   int arrivals = 0, missing = 0;
   int64_t announced = 0, landed = 0, asked_for = 0;  // bytes in this phase
   uint32_t phases = 0;                               // that are over
@@ -36,7 +38,8 @@ struct Stores {
 struct Copy {
   Fiber* thread;
   void* to;
-  const void* from;
+  const void* from;  // null if it is sent
+  std::string sent;
   size_t bytes;
   uintptr_t barrier;  // 0 for a store, which belongs to a group
   uint32_t group;
@@ -52,7 +55,9 @@ Async& async_of(Worker& w);
 uint32_t new_engine();
 
 // The barrier at an address; reports and ends the cluster if the current thread cannot use it.
-Barrier& barrier_at(uintptr_t address, const void* pc);
+Barrier& barrier_at(uintptr_t address, const void* pc, bool of_any_block = false);
+// Threads have come from a cluster barrier that tells of nothing else.
+void know_published_barriers(Worker& w);
 void bytes_landed(uintptr_t barrier, size_t bytes);
 
 // Lets a copy land: any, now and then, where a seed shuffles; or the oldest, false if there is

@@ -66,10 +66,10 @@ uint32_t new_engine() {
   return ++last;
 }
 
-Barrier& barrier_at(uintptr_t address, const void* pc) {
+Barrier& barrier_at(uintptr_t address, const void* pc, bool of_any_block) {
   auto& all = async_of(*worker).barriers;
   const Block* owner = shadow::shared_at(*worker, address).owner;
-  if (owner != nullptr && owner != worker->running->block) {
+  if (owner != nullptr && owner != worker->running->block && !of_any_block) {
     fail("barrier", " uses " + at(address) + ", which only its own block can use", pc);
   }
   const auto found = all.find(address);
@@ -118,7 +118,17 @@ void barrier_init(void* barrier, int arrivals) {
 
 void publish_barriers() {
   for (auto& [address, b] : async_of(*worker).barriers) {
-    if (b.maker == worker->running) b.published = true;
+    if (b.maker != worker->running || b.published) continue;
+    b.published = true;
+    b.published_in = b.maker->generation;
+  }
+}
+
+void know_published_barriers(Worker& w) {
+  if (w.async == nullptr) return;
+  for (const auto& [address, b] : w.async->barriers) {
+    const bool before = b.published_in / 2 + 1 == w.cluster_barriers && b.published_in % 2 == 0;
+    if (b.published && before) shadow::fresh_shared(reinterpret_cast<void*>(address), 8);
   }
 }
 

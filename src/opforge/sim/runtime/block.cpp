@@ -173,6 +173,7 @@ void start_block(Block& b, const Launch& l, int64_t number) {
     f.context.stack_pointer = nullptr;  // not started
     f.awaited = false;
     f.generation = 0;
+    f.cluster_ordered = 0;
   }
   for (size_t i = 0; i < b.warps.size(); ++i) {
     const int lanes = std::min(kWarp, l.threads - int(i) * kWarp);
@@ -189,6 +190,7 @@ void start_cluster(Worker& w, int64_t number) {
   w.alive = int(w.fibers.size());
   w.cluster_arrived = 0;
   w.cluster_barriers = 0;
+  w.relaxed = false;
   w.abandoned = false;
   w.async.reset();
   shadow::begin_cluster(w);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the blocks of a cluster do together: their barrier, and each other's shared memory.
+#include "async.h"
 #include "memory.h"
 #include "report.h"
 #include "shadow.h"
@@ -18,24 +19,37 @@ void try_complete_cluster(Worker& w) {
   for (Fiber& f : w.fibers) {
     if (f.state == State::at_cluster) f.state = State::ready;
   }
-  shadow::cluster_barrier(w);
+  w.last_relaxed = w.relaxed;
+  w.relaxed = false;
+  if (w.last_relaxed) {
+    know_published_barriers(w);
+  } else {
+    shadow::cluster_barrier(w);
+  }
   traffic::barrier();
 }
 
-void cluster_arrive() {
+namespace {
+
+void arrive(bool relaxed, const void* pc) {
   Worker& w = *worker;
   Fiber& f = *w.running;
   if (f.generation % 2 != 0) {
     report("barrier",
-           name_of(f) + " arrives at the cluster's barrier again, without cluster_wait()",
-           __builtin_return_address(0));
+           name_of(f) + " arrives at the cluster's barrier again, without cluster_wait()", pc);
     abandon();
   }
   ++f.generation;
   shadow::new_generation(f);
   ++w.cluster_arrived;
+  w.relaxed = w.relaxed || relaxed;
   try_complete_cluster(w);
 }
+
+}  // namespace
+
+void cluster_arrive() { arrive(false, __builtin_return_address(0)); }
+void cluster_arrive_relaxed() { arrive(true, __builtin_return_address(0)); }
 
 void cluster_wait() {
   Worker& w = *worker;
@@ -49,13 +63,13 @@ void cluster_wait() {
   if (f.generation / 2 == w.cluster_barriers) f.state = State::at_cluster;
   suspend();  // also the last one to come: the others are to go on in their order
   ++f.generation;
+  if (!w.last_relaxed) f.cluster_ordered = f.generation / 2;
   shadow::new_generation(f);
 }
 
-void* in_block(void* shared, int rank) {
+void* peer_address(void* shared, int rank, const void* pc) {
   Worker& w = *worker;
   const Fiber& f = *w.running;
-  const void* pc = __builtin_return_address(0);
   if (rank < 0 || rank >= int(w.blocks.size())) {
     report("cluster",
            name_of(f) + " asks for shared memory of rank " + std::to_string(rank) +
@@ -66,20 +80,26 @@ void* in_block(void* shared, int rank) {
   }
   const auto [owner, part] = shadow::shared_at(w, reinterpret_cast<uintptr_t>(shared));
   if (owner != f.block) {
-    report("cluster",
-           name_of(f) + " asks in_block() for an address that is not in its own shared memory", pc);
+    report(
+        "cluster",
+        name_of(f) + " gives in_block() or send() an address that is not in its own shared memory",
+        pc);
     abandon();
   }
-  Block& there = w.blocks[size_t(rank)];
-  if (there.alive == 0) {
+  Block& block = w.blocks[size_t(rank)];
+  if (block.alive == 0) {
     report("not-running",
-           name_of(f) + " asks for shared memory of block " + name_of_block(there) +
+           name_of(f) + " asks for shared memory of block " + name_of_block(block) +
                ", which has exited",
            pc);
     abandon();
   }
   const auto offset = static_cast<char*>(shared) - part->memory;
-  return shared_of(there, part->key, part->bytes, 128, pc).memory + offset;
+  return shared_of(block, part->key, part->bytes, 128, pc).memory + offset;
+}
+
+void* in_block(void* shared, int rank) {
+  return peer_address(shared, rank, __builtin_return_address(0));
 }
 
 }  // namespace opforge::sim

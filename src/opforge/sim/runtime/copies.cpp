@@ -58,6 +58,21 @@ void check(const void* global, const void* shared, uint32_t bytes, const void* p
   for (size_t i = 0; i < bytes; i += 4096) (void)static_cast<const volatile char*>(global)[i];
 }
 
+void check_published(const Barrier& b, const void* barrier, const char* does, const void* pc) {
+  if (b.published) return;
+  report("missing-fence",
+         name_of(*worker->running) + does + " that tells the barrier in " +
+             shadow::memory_at(*worker, number(barrier)) +
+             ", which was made without publish_barriers() after it",
+         pc);
+}
+
+void expect_landing(Barrier& b, size_t bytes, const void* pc) {
+  b.asked_for += int64_t(bytes);
+  b.unawaited = pc;
+  b.unawaited_phase = b.phases;
+}
+
 bool in_flight(const Async& all, const Fiber& f, uint32_t groups) {
   return std::any_of(all.copies.begin(), all.copies.end(), [&](const Copy& c) {
     return c.barrier == 0 && c.thread == &f && c.group < groups;
@@ -68,7 +83,7 @@ void land(Worker& w, size_t which) {
   Async& all = *w.async;
   const Copy copy = all.copies[which];
   all.copies.erase(all.copies.begin() + ptrdiff_t(which));
-  std::memcpy(copy.to, copy.from, copy.bytes);
+  std::memcpy(copy.to, copy.from == nullptr ? copy.sent.data() : copy.from, copy.bytes);
   Fiber& f = *copy.thread;
   if (copy.barrier != 0) {
     bytes_landed(copy.barrier, copy.bytes);
@@ -101,13 +116,7 @@ void bulk_copy(void* to, const void* from, uint32_t bytes, void* barrier) {
   const void* pc = __builtin_return_address(0);
   Barrier& b = barrier_at(number(barrier), pc);
   check(from, to, bytes, pc);
-  if (!b.published) {
-    report("missing-fence",
-           name_of(f) + " asks for a bulk copy that tells the barrier in " +
-               shadow::memory_at(*worker, number(barrier)) +
-               ", which was made without publish_barriers() after it",
-           pc);
-  }
+  check_published(b, barrier, " asks for a bulk copy", pc);
   if (settings.traffic) traffic::copy(number(from), bytes, false);
   if (settings.race) {
     const shadow::Engine engine{b.engine, b.phases};
@@ -116,10 +125,34 @@ void bulk_copy(void* to, const void* from, uint32_t bytes, void* barrier) {
     shadow::access(number(to), bytes, shadow::Kind::copy_to, pc, &engine);
   }
   std::memset(to, 0xff, bytes);  // neither the old nor yet the new can be relied on
-  b.asked_for += bytes;
-  b.unawaited = pc;
-  b.unawaited_phase = b.phases;
-  async_of(*worker).copies.push_back({&f, to, from, bytes, number(barrier), 0});
+  expect_landing(b, bytes, pc);
+  async_of(*worker).copies.push_back({&f, to, from, {}, bytes, number(barrier), 0});
+}
+
+void send(void* to, const void* value, size_t bytes, void* barrier, int rank) {
+  Fiber& f = *worker->running;
+  const void* pc = __builtin_return_address(0);
+  to = peer_address(to, rank, pc);
+  barrier = peer_address(barrier, rank, pc);
+  if (rank != f.block->rank && f.generation < 2) {
+    report("not-running",
+           name_of(f) + " sends to block " + name_of_block(worker->blocks[size_t(rank)]) +
+               ", which may not have started: no cluster barrier comes before",
+           pc);
+    abandon();
+  }
+  Barrier& b = barrier_at(number(barrier), pc, true);
+  check_published(b, barrier, " sends a value", pc);
+  if (settings.race) {
+    const shadow::Engine engine{b.engine, b.phases};
+    shadow::access(number(barrier), 8, shadow::Kind::barrier, pc);
+    shadow::access(number(to), bytes, shadow::Kind::send, pc, &engine);
+  }
+  shadow::release_reads(f, b.telling);
+  std::memset(to, 0xff, bytes);
+  expect_landing(b, bytes, pc);
+  const std::string captured(static_cast<const char*>(value), bytes);
+  async_of(*worker).copies.push_back({&f, to, nullptr, captured, bytes, number(barrier), 0});
 }
 
 void bulk_store(void* to, const void* from, uint32_t bytes) {
@@ -136,7 +169,7 @@ void bulk_store(void* to, const void* from, uint32_t bytes) {
   }
   stores.last = pc;
   stores.last_group = stores.committed;
-  async_of(*worker).copies.push_back({&f, to, from, bytes, 0, stores.committed});
+  async_of(*worker).copies.push_back({&f, to, from, {}, bytes, 0, stores.committed});
 }
 
 void bulk_commit() { ++stores_of(*worker->running).committed; }
@@ -176,12 +209,16 @@ void check_copies(Worker& w, const Block& exits) {
     if (b.block != &exits || b.unawaited == nullptr) continue;
     report("in-flight",
            "block " + name_of_block(exits) +
-               " exits although nobody waited for a bulk copy into its shared memory: phase " +
+               " exits although nobody waited for what is copied or sent into its shared memory: "
+               "phase " +
                std::to_string(b.unawaited_phase % 2) + " of the barrier in " +
                shadow::memory_at(w, address),
            b.unawaited);
   }
-  std::erase_if(w.async->copies, [&](const Copy& c) { return c.thread->block == &exits; });
+  std::erase_if(w.async->copies, [&](const Copy& c) {
+    const bool store = c.barrier == 0;
+    return (store ? c.thread->block : w.async->barriers.at(c.barrier).block) == &exits;
+  });
 }
 
 }  // namespace opforge::sim

@@ -131,6 +131,14 @@ void release(const Fiber& f, Knowledge& telling) {
   telling.learn(of(f).known);
 }
 
+void release_reads(const Fiber& f, Knowledge& telling) {
+  if (!settings.race) return;
+  Knowledge mine;
+  release(f, mine);
+  mine.learn(order_of(*f.block).known);
+  telling.learn_reads(mine);
+}
+
 void acquire(const Fiber& f, const Knowledge& told) {
   if (settings.race) of(f).known.learn(told);
 }

@@ -12,8 +12,7 @@ namespace {
 
 // Everything of the cluster that was done in an earlier generation than this is over for `f`.
 uint32_t known_generation(const Fiber& f) {
-  const uint32_t barriers = f.generation / 2;
-  return barriers == 0 ? 0 : 2 * barriers - 1;
+  return f.cluster_ordered == 0 ? 0 : 2 * f.cluster_ordered - 1;
 }
 
 template <class Test>
@@ -22,10 +21,10 @@ bool knows(const Fiber& f, const Test& test) {
 }
 
 // Accesses of several blocks: each of them must have told. Clocks within an epoch are not kept.
-bool all_told(const Fiber& f, uint32_t epoch) {
+bool all_told(const Fiber& f, uint32_t epoch, bool reads) {
   return std::all_of(begun.begin(), begun.end(), [&](uint32_t block) {
     return block == f.block->number ||
-           knows(f, [&](const Knowledge& k) { return k.reaches_epoch(block, epoch); });
+           knows(f, [&](const Knowledge& k) { return k.reaches_epoch(block, epoch, reads); });
   });
 }
 
@@ -41,12 +40,13 @@ bool is_over(const Fiber& f, uint32_t engine, uint32_t phase) {
   return knows(f, [&](const Knowledge& k) { return k.covers_copies(engine, phase); });
 }
 
-// What lanes of a warp of f's block did in this epoch, or a copy.
-bool ordered(const Fiber& f, const Part& p) {
+// What lanes of a warp did at a moment, or a copy.
+bool ordered(const Fiber& f, const Moment& m, const Part& p, bool read) {
   if (p.warp == Part::kCopy) return is_over(f, p.lanes, p.stamp);
-  if (p.warp == uint32_t(f.warp()) && ordered_in_warp(f, p.lanes, p.stamp)) return true;
+  const bool same_warp = m.block == f.block->number && p.warp == uint32_t(f.warp());
+  if (same_warp && ordered_in_warp(f, p.lanes, p.stamp)) return true;
   return knows(f, [&](const Knowledge& k) {
-    return k.covers_lanes(f.block->number, epoch(f), int(p.warp), p.lanes, p.stamp);
+    return k.covers_lanes(m.block, m.epoch, int(p.warp), p.lanes, p.stamp, read);
   });
 }
 
@@ -57,7 +57,10 @@ bool copies_go_on(const Fiber& f, const Group& group) {
   });
 }
 
-bool is_own(const Fiber& f, const Access& a) { return block_of(a) == f.block->number; }
+// Groups are those of the cluster that runs.
+const Group* group_of(const Fiber& f, const Access& a) {
+  return same_cluster(block_of(a), f.block->number) ? groups.find(a) : nullptr;
+}
 
 }  // namespace
 
@@ -66,37 +69,30 @@ bool same_cluster(uint32_t block, uint32_t other) {
   return block / size == other / size;
 }
 
-bool ordered(const Fiber& f, const Access& a) {
+bool ordered(const Fiber& f, const Access& a, bool read) {
   if (a.moment == 0) return true;
   if (!of_this_launch(a)) return !(overlaps && !f.awaited && a.moment >= before_.base);
   if (a.before && !f.awaited) return false;
   if (a.copy) return is_over(f, a.lanes, a.stamp);
-  const Group* group = is_own(f, a) ? groups.find(a) : nullptr;
+  const Group* group = group_of(f, a);
   if (group != nullptr && copies_go_on(f, *group)) return false;
   const Moment& m = now_[a.moment];
   if (a.many_blocks) {
-    if (!a.one_cluster) return all_told(f, a.stamp);
+    if (!a.one_cluster) return all_told(f, a.stamp, read);
     return same_cluster(m.block, f.block->number) && a.stamp < known_generation(f);
   }
   if (m.generation < known_generation(f) && same_cluster(m.block, f.block->number)) return true;
-  const int warp = int(a.thread) / kWarp;
-  if (m.block == f.block->number) {
-    if (m.epoch < epoch(f)) return true;
-    if (group != nullptr) {
-      return std::all_of(group->begin(), group->end(),
-                         [&](const Part& p) { return ordered(f, p); });
-    }
-    if (a.many_warps) return false;
-    if (warp == f.warp() && ordered_in_warp(f, a.lanes, a.stamp)) return true;
-  }
-  return knows(f, [&](const Knowledge& k) {
-    return k.covers_epoch(m.block, m.epoch) ||
-           (!a.many_warps && k.covers_lanes(m.block, m.epoch, warp, a.lanes, a.stamp));
-  });
+  if (m.block == f.block->number && m.epoch < epoch(f)) return true;
+  const Part one{uint32_t(a.thread) / kWarp, a.lanes, a.stamp};
+  const auto over = [&](const Part& p) { return ordered(f, m, p, read); };
+  const bool all_over = group != nullptr ? std::all_of(group->begin(), group->end(), over)
+                                         : !a.many_warps && over(one);
+  return all_over ||
+         knows(f, [&](const Knowledge& k) { return k.covers_epoch(m.block, m.epoch, read); });
 }
 
-void join(const Fiber& f, Access& others, const Access& mine) {
-  if (ordered(f, others)) {
+void join(const Fiber& f, Access& others, const Access& mine, bool read) {
+  if (ordered(f, others, read)) {
     others = mine;
   } else if (!of_this_launch(others)) {
     others = mine;
@@ -114,7 +110,8 @@ void join(const Fiber& f, Access& others, const Access& mine) {
     others.second = f.moment;
   } else if (worker->async != nullptr && (!others.many_warps || groups.find(others) != nullptr)) {
     Group parts = groups.parts_of(others);
-    std::erase_if(parts, [&](const Part& p) { return ordered(f, p); });
+    const Moment& m = now_[others.moment];
+    std::erase_if(parts, [&](const Part& p) { return ordered(f, m, p, read); });
     groups.put(others, parts, groups.parts_of(mine).front());
     others.moment = mine.moment;
   } else if (int(others.thread) / kWarp == f.warp() && !others.many_warps) {
@@ -139,7 +136,7 @@ bool of_this_launch(const Access& a) { return a.moment >= now_.base; }
 
 uint32_t block_of(const Access& a) { return now_[a.moment].block; }
 
-std::string name_of(const Access& a, const Fiber& f) {
+std::string name_of(const Access& a, const Fiber& f, bool read) {
   if (!of_this_launch(a)) {
     Launch l;
     l.grid = before_.grid;
@@ -152,14 +149,16 @@ std::string name_of(const Access& a, const Fiber& f) {
     return "a thread of block " + name_of_block(l, now_[a.second].block);
   }
   int thread = int(a.thread);
-  const Group* group = is_own(f, a) ? groups.find(a) : nullptr;
+  const bool own = block_of(a) == f.block->number;
+  const Group* group = group_of(f, a);
   if (group != nullptr) {
     for (const Part& p : *group) {
-      if (p.warp == Part::kCopy || ordered(f, p)) continue;
-      const uint32_t others = p.warp == uint32_t(f.warp()) ? p.lanes & ~(1u << f.lane()) : p.lanes;
+      if (p.warp == Part::kCopy || ordered(f, now_[a.moment], p, read)) continue;
+      const bool same_warp = own && p.warp == uint32_t(f.warp());
+      const uint32_t others = same_warp ? p.lanes & ~(1u << f.lane()) : p.lanes;
       thread = int(p.warp) * kWarp + std::countr_zero(others);
     }
-  } else if (!a.copy && is_own(f, a) && thread == f.number) {
+  } else if (!a.copy && own && thread == f.number) {
     const uint32_t others = a.lanes & ~(1u << f.lane());
     thread = a.many_warps ? int(a.second) : f.warp() * kWarp + std::countr_zero(others);
   }

@@ -11,11 +11,11 @@
 
 namespace opforge::sim::shadow {
 
-// Whether an access is ordered before what thread `f` does now.
-bool ordered(const Fiber& f, const Access& a);
+// Whether an access, a read or not, is ordered before what thread `f` does now.
+bool ordered(const Fiber& f, const Access& a, bool read);
 
 // Adds an access of the current thread to others of its kind that nothing need order.
-void join(const Fiber& f, Access& others, const Access& mine);
+void join(const Fiber& f, Access& others, const Access& mine, bool read);
 
 // The current thread writes to global memory: others cannot rely on seeing it before a fence.
 void note_global_write(const Fiber& f);
@@ -26,6 +26,8 @@ void tell(const Worker& w, uintptr_t address, bool shared);
 
 // Arriving at a barrier tells what the thread did; having waited is to know what was told.
 void release(const Fiber& f, Knowledge& telling);
+// Sending tells that what the thread read has been read, not what it wrote.
+void release_reads(const Fiber& f, Knowledge& telling);
 void acquire(const Fiber& f, const Knowledge& told);
 
 // What a thread wrote before this, copies see.
@@ -39,6 +41,6 @@ bool of_this_launch(const Access& a);
 uint32_t block_of(const Access& a);  // if it is
 bool same_cluster(uint32_t block, uint32_t other);
 // A thread that did it, another one than `f` if there is one.
-std::string name_of(const Access& a, const Fiber& f);
+std::string name_of(const Access& a, const Fiber& f, bool read);
 
 }  // namespace opforge::sim::shadow

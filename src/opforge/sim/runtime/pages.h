@@ -23,8 +23,12 @@ struct Access {
   // The warp's clock; of many blocks the latest epoch, or in one cluster the latest generation.
   // Of a copy its phase.
   uint32_t stamp = 0;
-  uint32_t lanes = 0;   // of the warp; of a copy its engine
-  uint32_t second = 0;  // of many warps another thread or a group, of many blocks another moment
+  uint32_t lanes = 0;  // of the warp; of a copy its engine
+  // Of many warps another thread or a group, of many blocks another moment, of a copy that writes
+  // whether it was sent.
+  uint32_t second = 0;
+
+  bool sent() const { return copy && second == 1; }
 };
 
 struct Cell {

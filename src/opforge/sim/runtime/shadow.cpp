@@ -22,13 +22,15 @@ const char* const kVerbs[] = {" reads ",
                               " changes with an atomic ",
                               " uses the barrier in ",
                               " asks for a bulk copy to ",
-                              " asks for a bulk copy from "};
+                              " asks for a bulk copy from ",
+                              " sends to "};
 
 std::string why_not_over(const Access& copy, bool wrote) {
   if (!wrote) return "without bulk_wait_read() before it";
   if (copy.stamp == Engine::kNever) return "which is seen in later kernels only";
+  const std::string early = copy.sent() ? "sent" : "asked for";
   return "without a wait() for phase " + std::to_string(copy.stamp % 2) + " of its barrier" +
-         (copy.stamp > 0 ? ", or it was asked for before it was read" : "");
+         (copy.stamp > 0 ? ", or it was " + early + " before it was read" : "");
 }
 
 void report_race(Worker& w, const Fiber& f, uintptr_t address, Kind kind, const void* pc,
@@ -44,7 +46,8 @@ void report_race(Worker& w, const Fiber& f, uintptr_t address, Kind kind, const 
   } else if (told) {
     reason = "and told of it through an atomic, but without a __threadfence() after it";
   } else if (of_others && w.blocks.size() > 1 && same_cluster(block_of(other), f.block->number)) {
-    reason = "with no cluster_sync() between";
+    reason = kind == Kind::send ? "with nothing to tell that this was over"
+                                : "with no cluster_sync() between";
   } else if (of_others) {
     reason = "and nothing orders the two blocks";
   } else if (int(other.thread) / kWarp == f.warp() && !other.many_warps) {
@@ -53,10 +56,12 @@ void report_race(Worker& w, const Fiber& f, uintptr_t address, Kind kind, const 
     reason = "with no barrier between";
   }
   const bool copy = other.copy && !of_before;
+  const bool sent = copy && other.sent();
+  const char* did = sent ? "sent" : other_wrote ? "wrote" : "read";
   const std::string text = sim::name_of(f) + kVerbs[int(kind)] + memory_at(w, address) + " that " +
-                           (copy ? "a bulk copy of " : "") + shadow::name_of(other, f) +
-                           (other_wrote ? " wrote, " : " read, ") + reason;
-  const char* label = copy ? "asked for" : other_wrote ? "wrote" : "read";
+                           (copy && !sent ? "a bulk copy of " : "") +
+                           shadow::name_of(other, f, !other_wrote) + " " + did + ", " + reason;
+  const char* label = copy && !sent ? "asked for" : did;
   report(told ? "missing-fence" : "race", text, pc,
          reinterpret_cast<const void*>(uintptr_t(other.pc)), label);
 }
@@ -68,7 +73,7 @@ void check_fenced(Worker& w, const Fiber& f, uintptr_t address, Kind kind, const
   if (fenced_for_copies(write) || shared_at(w, address).part == nullptr) return;
   report("missing-fence",
          sim::name_of(f) + kVerbs[int(kind)] + memory_at(w, address) + " that " +
-             shadow::name_of(write, f) + " wrote, without fence_for_copies() after it",
+             shadow::name_of(write, f, false) + " wrote, without fence_for_copies() after it",
          pc, reinterpret_cast<const void*>(uintptr_t(write.pc)), "wrote");
 }
 
@@ -91,13 +96,15 @@ void report_not_running(const Worker& w, const Block& there, uint32_t block, int
 }
 
 // Another block's shared memory is there from when all blocks have started until that one exits.
-void visit(Worker& w, const Fiber& f, Block& there, const void* pc) {
+void visit(Worker& w, const Fiber& f, Block& there, Kind kind, const void* pc) {
   if (f.generation < 2) {
     report_not_running(w, there, f.block->number, f.number,
                        "may not have started: no cluster_sync() comes before", pc);
   } else if (there.alive == 0) {
     report_not_running(w, there, f.block->number, f.number, "has exited", pc);
   }
+  // That block waits for what is sent to it.
+  if (kind == Kind::send || kind == Kind::barrier) return;
   there.visits[size_t(f.block->rank)] = {pc, f.number, f.generation};
 }
 
@@ -124,33 +131,35 @@ void fresh_shared(const void* address, size_t bytes) {
 void access(uintptr_t address, size_t bytes, Kind kind, const void* pc, const Engine* engine) {
   Worker& w = *worker;
   const Fiber& f = *w.running;
-  const bool writes = kind == Kind::write || kind == Kind::copy_to;
+  const bool writes = kind == Kind::write || kind == Kind::copy_to || kind == Kind::send;
   const bool reads = kind == Kind::read || kind == Kind::copy_from;
   Access mine;
   mine.pc = reinterpret_cast<uintptr_t>(pc);
   mine.thread = uint64_t(f.number);
   mine.moment = f.moment;
   mine.copy = engine != nullptr;
+  mine.second = kind == Kind::send;
   mine.stamp = engine ? engine->phase : f.block->warps[size_t(f.warp())].clock;
   mine.lanes = engine ? engine->number : 1u << f.lane();
   if (kind == Kind::write || w.blocks.size() > 1) {
     Block* owner = shared_at(w, address).owner;
     if (owner == nullptr && kind == Kind::write) note_global_write(f);
-    if (owner != nullptr && owner != f.block) visit(w, f, *owner, pc);
+    if (owner != nullptr && owner != f.block) visit(w, f, *owner, kind, pc);
   }
   pages.visit(address, bytes, [&](Cell& cell, uintptr_t at, size_t size) {
     const auto check = [&](const Access& a, bool wrote) {
-      if (!ordered(f, a)) report_race(w, f, at, kind, pc, a, wrote);
+      if (!ordered(f, a, !wrote)) report_race(w, f, at, kind, pc, a, wrote);
     };
     check(cell.write, true);
     if (writes || reads) check(cell.atomic, true);
     if (!reads) check(cell.read, false);
-    if (engine) check_fenced(w, f, at, kind, pc, cell.write);
+    if (kind == Kind::copy_to || kind == Kind::copy_from)
+      check_fenced(w, f, at, kind, pc, cell.write);
     if (!writes && kind != Kind::barrier && !cell.written()) check_written(w, f, at, size, pc);
     if (writes) {
       cell = {mine, {}, {}};
     } else if (kind != Kind::barrier) {
-      join(f, kind == Kind::atomic ? cell.atomic : cell.read, mine);
+      join(f, reads ? cell.read : cell.atomic, mine, reads);
     }
   });
 }

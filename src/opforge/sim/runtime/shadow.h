@@ -12,7 +12,7 @@
 
 namespace opforge::sim::shadow {
 
-enum class Kind { read, write, atomic, barrier, copy_to, copy_from };
+enum class Kind { read, write, atomic, barrier, copy_to, copy_from, send };
 
 // Does copies beside the threads; they are over for those who know that the phase is.
 struct Engine {

@@ -57,8 +57,9 @@ struct Fiber {
   uint32_t moment = 0;   // its block, barrier epoch and cluster generation, for the shadow
   // Two for each cluster barrier behind it, and one more if it has arrived at the next.
   uint32_t generation = 0;
-  uintptr_t awaits = 0;  // a barrier of async.h
-  uint32_t phase = 0;    // its phase, or the groups of copies that must be over
+  uint32_t cluster_ordered = 0;  // the last of those barriers that orders memory, counted from 1
+  uintptr_t awaits = 0;          // a barrier of async.h
+  uint32_t phase = 0;            // its phase, or the groups of copies that must be over
 
   int lane() const { return number % kWarp; }
   int warp() const { return number / kWarp; }
@@ -125,6 +126,8 @@ struct Worker {
   int alive = 0;           // of all threads
   int cluster_arrived = 0;
   uint32_t cluster_barriers = 0;  // that all have come to
+  bool relaxed = false;           // an arrival at the next one
+  bool last_relaxed = false;      // one at the last one
   std::shared_ptr<Async> async;   // if the kernel has barriers or copies of async.h
   bool abandoned = false;         // the cluster cannot go on
   std::mt19937_64 random;
@@ -149,6 +152,8 @@ void try_complete(Block& b, int warp, int at);
 void try_complete_cluster(Worker& w);
 // Shared memory of a block, as shared_memory(), for device code at `pc`.
 SharedPart& shared_of(Block& b, const void* key, size_t bytes, size_t alignment, const void* pc);
+// The same variable in block `rank` of the cluster; reports and ends the cluster if it has none.
+void* peer_address(void* shared, int rank, const void* pc);
 // Ends the current thread's cluster for good. Does not return.
 [[noreturn]] void abandon();
 // Ends it if its time is up; `pc` is where the current thread is.
