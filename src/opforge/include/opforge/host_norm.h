@@ -171,6 +171,7 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
       using A = compute_t<T>;
       const auto kernel = norm_backward<T, Centered, E>;
       NormBackward<T> p;
+      p.centered = Centered;
       p.ring.sources = int(sources.size());
       bool contiguous = true;
       for (size_t i = 0; i < sources.size(); ++i) {

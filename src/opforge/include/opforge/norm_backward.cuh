@@ -44,12 +44,18 @@ struct NormBackward {
   A *weight_sums, *bias_sums;  // a row per block or cluster; null: not wanted
 
   static constexpr int64_t kRoom = 200 << 10;  // of a multiprocessor's shared memory
-  int64_t resident() const { return plan.block <= 256 ? 2 : 1; }  // blocks on a multiprocessor
+  bool centered;                               // two sums per column take more registers
+  int64_t resident() const {
+    return plan.block <= (centered ? 256 : 320) ? 2 : 1;
+  }  // to a multiprocessor
   // Blocks (clusters) that take rows in turn: so many that each has rows of one alignment only.
   int64_t parts() const {
     const int64_t tiles = ceil_div(plan.rows, ring.height);
-    const int64_t most = multiprocessors() * resident() / plan.cluster;
-    return tiles <= most ? tiles : std::max<int64_t>(most / kVec<T>, 1) * kVec<T>;
+    // Large clusters cannot use every multiprocessor; one that has to wait would double the time.
+    const int64_t usable = multiprocessors() * (plan.cluster >= 4 ? 10 : 11) / 11;
+    const int64_t most = std::max<int64_t>(usable * resident() / plan.cluster, 1);
+    if (tiles <= most || plan.cols % kVec<T> == 0) return std::min(tiles, most);
+    return std::max<int64_t>(most / kVec<T>, 1) * kVec<T>;
   }
   size_t shared_bytes() const {
     const int64_t stack = int64_t(ring.height) * ring.width * int64_t(sizeof(A));
@@ -65,7 +71,8 @@ struct Owned {
 };
 
 template <class T, bool Centered, Extras extras>
-__global__ void __launch_bounds__(kRowThreads, 1) norm_backward(const NormBackward<T> p) {
+__global__ void __launch_bounds__(Centered ? kRowThreads : 640)
+    norm_backward(const NormBackward<T> p) {
   using A = compute_t<T>;
   constexpr int N = kVec<T>, K = kOwned<T> / N;
   constexpr bool kExtras = extras != Extras::none, kDropout = extras == Extras::all;
@@ -92,6 +99,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) norm_backward(const NormBackwa
   // All rows of a thread are aligned alike, so its vectors have the same columns in each.
   const int64_t my_row = min(tile * p.ring.height + within, plan.rows - 1);
   const Columns<N> columns(p.ring.source[0].at(my_row) + first_col, width);
+  const int offset = ring.offset(tile * p.ring.height, within, first_col);
   Owned<N, A> vector[K];
   Owned<1, A> end;
   const auto own = [&](auto& owned, int64_t col, bool exists) {
@@ -139,9 +147,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) norm_backward(const NormBackwa
       next_rstd = rstd_of(later);
     }
     ring.await(stage, turn / p.ring.stages);
-    const auto source = [&](int i) {
-      return ring.row(stage, i, first_row, exists ? within : 0, first_col);
-    };
+    const auto source = [&](int i) { return ring.row(stage, i, offset); };
     const T *grads = source(0), *values = source(1);
     const int64_t flat = row * plan.cols + first_col;
 
@@ -159,7 +165,7 @@ __global__ void __launch_bounds__(kRowThreads, 1) norm_backward(const NormBackwa
       widen(load_packed<M>(grads + owned.col), grad);
       fetch(owned.col, h);
 #pragma unroll
-      for (int e = 0; e < M; ++e) h[e] = (h[e] - mean) * rstd;
+      for (int e = 0; e < M; ++e) h[e] = (Centered ? h[e] - mean : h[e]) * rstd;
       if (kExtras && (p.after.relu || (kDropout && p.after.dropout))) {
         A result[M], shift[M] = {};
         if (p.bias) read<T>(p.bias, first_col + owned.col, shift);

@@ -71,17 +71,17 @@ class Ring {
     wait(barriers_.full[stage], uint32_t(turn & 1));
   }
 
-  // Where the row of this thread begins in a stage.
-  __device__ __forceinline__ const T* row(int stage, int source, int64_t first_row, int within,
-                                          int64_t first_col) const {
-    const unsigned char* tile = at(stage, source);
-    const Rows<const T>& from = p_.source[source];
-    if (p_.pitch == 0) {
-      const int lead = misalignment(from.at(first_row) + first_col);
-      return reinterpret_cast<const T*>(tile) + lead + within * p_.width;
-    }
-    const int lead = misalignment(from.at(first_row + within) + first_col);
-    return reinterpret_cast<const T*>(tile + within * p_.pitch) + lead;
+  // Where in a source's part of a stage the row `first_row` + `within` begins, in bytes. Rows that
+  // are aligned alike have it in common, whatever the source.
+  __device__ __forceinline__ int offset(int64_t first_row, int within, int64_t first_col) const {
+    const bool run = p_.pitch == 0;
+    const T* start = p_.source[0].at(first_row + (run ? 0 : within)) + first_col;
+    const int lead = misalignment(start) * int(sizeof(T));
+    return lead + within * (run ? p_.width * int(sizeof(T)) : p_.pitch);
+  }
+
+  __device__ __forceinline__ const T* row(int stage, int source, int offset) const {
+    return reinterpret_cast<const T*>(at(stage, source) + offset);
   }
 
   __device__ __forceinline__ unsigned char* memory() const { return memory_; }
