@@ -85,6 +85,7 @@ class Op:
         like: the tensor input whose strides the output takes. By default outputs are contiguous.
         pointwise: every output element depends on one element of each (broadcast) input.
         rowwise: output elements depend on a whole row of an input, its last dim (norms, softmax).
+            A function of the arguments says how many terms they add up, where it is another dim.
         autocast: what autocast does to the inputs: ``"promote"`` to the widest of them, a dtype,
             or nothing.
         module: makes the ``nn.Module`` around the op for the arguments of a case, if there is one;
@@ -105,7 +106,7 @@ class Op:
     product: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None
     like: str | None = None
     pointwise: bool = False
-    rowwise: bool = False
+    rowwise: bool | Callable[..., int] = False
     autocast: Literal["promote"] | torch.dtype | None = None
     module: Callable[..., torch.nn.Module] | None = None
     namespace: str = DEFAULT_NAMESPACE

@@ -48,11 +48,15 @@ def as_leaves(case: Case, only: int | None = None) -> Case:
     )
 
 
-def terms(case: Case, output: torch.Tensor, rowwise: bool = False) -> int:
+def terms(case: Case, output: torch.Tensor, rowwise: bool | Callable[..., int] = False) -> int:
     """How many terms an element of an output or gradient may add up."""
     tensors = differentiable(case)
     most = max((t.numel() for t in tensors), default=1)
-    row = max((t.shape[-1] for t in tensors if t.dim()), default=1) if rowwise else 1
+    row = 1
+    if callable(rowwise):
+        row = rowwise(*case)
+    elif rowwise:
+        row = max((t.shape[-1] for t in tensors if t.dim()), default=1)
     return max(most // max(output.numel(), 1), row, 1)
 
 

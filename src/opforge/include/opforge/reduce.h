@@ -18,7 +18,7 @@ __device__ __forceinline__ A warp_sum(A value, int width = kWarp) {
 }
 
 // The sum over each group of `width` threads (a power of two; all of the block's threads call).
-// Valid in the group's first thread.
+// Valid in all of them.
 template <class A>
 __device__ __forceinline__ A group_sum(A value, int width) {
   if (width <= kWarp) return warp_sum(value, width);
