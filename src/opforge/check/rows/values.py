@@ -40,17 +40,19 @@ def special_values(t: Trial) -> None:
         info = torch.finfo(dtype) if dtype.is_floating_point else None
         if info is None:
             raise NotApplicable("it has no floating point input")
+        # Elsewhere whether a sum overflows depends on the order of its terms.
+        overflows_alike = t.op.pointwise or dtype == torch.float16
+        largest = (info.max,) if overflows_alike else ()
         for base in t.kinds(dtype):
             for name, tensor in base.floats.items():
                 if not tensor.numel():
                     continue
-                for value in (_INF, -_INF, 0.0, -0.0, info.max):
+                for value in (_INF, -_INF, 0.0, -0.0, *largest):
                     s = base.change(name, inputs.put, value, seed=t.seed, share=0.2)
                     if s.makes_sense():
                         _same_class(t, t.trying(s))
                 t.demand(base.change(name, inputs.scaled, info.tiny / 8))
-                # Elsewhere whether a sum overflows depends on the order of its terms.
-                if t.op.pointwise or dtype == torch.float16:
+                if overflows_alike:
                     t.trying(base.change(name, inputs.scaled, info.max / 4)).forward()
 
 
