@@ -205,12 +205,20 @@ __global__ void __launch_bounds__(Tile::kThreads)
                      compute_t<typename Tile::T>* partial) {
   using T = typename Tile::T;
   using A = compute_t<T>;
-  constexpr int N = Tile::N, kWarps = Tile::kThreads / kWarp;
+  constexpr int N = Tile::N, kThreads = Tile::kThreads, kParts = kThreads / 16;
   struct Tiles {
     Tile grad, x;
-    A sums[kWarps][9];
   };
-  Tiles& tiles = shared<Tiles>();
+  struct Sums {
+    A of_thread[9][kThreads + kParts];  // the rows start at different banks
+    A of_part[9][kParts];
+  };
+  union Memory {
+    Tiles tiles;
+    Sums sums;  // afterwards
+  };
+  Memory& memory = shared<Memory>();
+  Tiles& tiles = memory.tiles;
   const Place place = Place::of(p, tiles.grad);
   const Image<T> x{p.x + place.plane * p.x_plane, p.x_row, p.height, p.width};
   const Image<T> grad{p.grad + place.plane * p.grad_plane, p.grad_row, p.height, p.width};
@@ -259,18 +267,23 @@ __global__ void __launch_bounds__(Tile::kThreads)
     });
   }
   release_next();
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  __syncthreads();  // the tiles are done with
+  Sums& sums = memory.sums;
 #pragma unroll
-  for (int i = 0; i < 9; ++i) {
-    const A total = warp_sum(sum[i]);
-    if (lane == 0) tiles.sums[warp][i] = total;
+  for (int i = 0; i < 9; ++i) sums.of_thread[i][threadIdx.x] = sum[i];
+  __syncthreads();
+  if (threadIdx.x < 9 * kParts) {
+    const int i = threadIdx.x / kParts, part = threadIdx.x % kParts;
+    A total = 0;
+#pragma unroll
+    for (int k = 0; k < kThreads; k += kParts) total += sums.of_thread[i][part + k];
+    sums.of_part[i][part] = total;
   }
   __syncthreads();
   if (threadIdx.x < p.count) {
+    const int i = place_of_weight(threadIdx.x, p.count);
     A total = 0;
-    for (int k = 0; k < kWarps; ++k) {
-      total += tiles.sums[k][place_of_weight(threadIdx.x, p.count)];
-    }
+    for (int part = 0; part < kParts; ++part) total += sums.of_part[i][part];
     partial[int64_t(threadIdx.x) * gridDim.x + blockIdx.x] = total;
   }
 }
