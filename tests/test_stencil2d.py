@@ -76,5 +76,5 @@ def test_refusals(x, weight, boundary, message):
 def test_the_weight_may_be_float32_and_nothing_else():
     x = torch.ones(4, 4, dtype=torch.bfloat16)
     assert opforge.stencil2d(x, torch.ones(5)).dtype == torch.bfloat16
-    with pytest.raises(TypeError, match="weight is torch.float16"):
+    with pytest.raises(TypeError, match=r"weight is torch\.float16"):
         opforge.stencil2d(x, torch.ones(5, dtype=torch.float16))
