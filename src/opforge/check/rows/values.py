@@ -40,9 +40,8 @@ def special_values(t: Trial) -> None:
         info = torch.finfo(dtype) if dtype.is_floating_point else None
         if info is None:
             raise NotApplicable("it has no floating point input")
-        # Elsewhere whether a sum overflows depends on the order of its terms.
-        overflows_alike = t.op.pointwise or dtype == torch.float16
-        largest = (info.max,) if overflows_alike else ()
+        # Whether a sum of terms of both signs overflows on its way depends on their order.
+        largest = () if t.op.rowwise and dtype != torch.float16 else (info.max,)
         for base in t.kinds(dtype):
             for name, tensor in base.floats.items():
                 if not tensor.numel():
@@ -52,7 +51,8 @@ def special_values(t: Trial) -> None:
                     if s.makes_sense():
                         _same_class(t, t.trying(s))
                 t.demand(base.change(name, inputs.scaled, info.tiny / 8))
-                if overflows_alike:
+                # Elsewhere whether a sum overflows depends on the order of its terms.
+                if t.op.pointwise or dtype == torch.float16:
                     t.trying(base.change(name, inputs.scaled, info.max / 4)).forward()
 
 
