@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo   set up .venv and run the main job: build the CPU kernels, check and time every op
+# make demo   set up .venv and run the main job: build, check and time an op of each kind
 # make test   set up .venv and run the linters and the whole test suite
 # make venv   set up .venv alone
 
