@@ -56,6 +56,24 @@ __global__ void mail_sum(const int64_t* x, int64_t* y) {
   }
   y[i] = sum;
 }
+
+// Thread 0 sends to the next block.
+__device__ void send_on(Mail& mail, int half, int bytes) {
+  if (threadIdx.x != 0) return;
+  arrive_expecting(mail.barrier[half], bytes);
+  const int next = (cluster_rank() + 1) % cluster_size();
+  send(int64_t(1), mail.value[half][0], mail.barrier[half], next);
+}
+
+// Over what was written in the ordinary way.
+__global__ void mail_over_writes(const int64_t* x, int64_t* y) {
+  Mail& mail = start_mail();
+  if (threadIdx.x < 2) mail.value[threadIdx.x][0] = x[threadIdx.x];
+  cluster_sync();
+  send_on(mail, 1, 8);
+  wait(mail.barrier[1], 0);
+  y[blockIdx.x * blockDim.x + threadIdx.x] = mail.value[0][0] + mail.value[1][0];
+}
 """
 WRONG = r"""
 __global__ void wrong_late_publication(const int64_t*, int64_t*) {
@@ -69,14 +87,6 @@ __global__ void wrong_late_publication(const int64_t*, int64_t*) {
     send(int64_t(1), mail.value[0][0], mail.barrier[0], cluster_rank() ^ 1);
   }
   wait(mail.barrier[0], 0);
-}
-
-// Thread 0 sends to the next block.
-__device__ void send_on(Mail& mail, int half, int bytes) {
-  if (threadIdx.x != 0) return;
-  arrive_expecting(mail.barrier[half], bytes);
-  const int next = (cluster_rank() + 1) % cluster_size();
-  send(int64_t(1), mail.value[half][0], mail.barrier[half], next);
 }
 
 __global__ void wrong_mail_not_awaited(const int64_t*, int64_t* y) {
@@ -229,6 +239,12 @@ def test_sums_over_a_cluster(call: Call, cluster: int, way: dict[str, Any]) -> N
             total = 3 * total + sum(X[first : first + count]) + count * turn
         wanted += [total] * 64
     assert y == wanted
+
+
+@WAYS
+def test_what_was_written_is_overwritten(call: Call, way: dict[str, Any]) -> None:
+    y = call("mail_over_writes", [5, 6], grid=(3,), block=(64,), cluster=3, size=192, **way)
+    assert y == [5 + 1] * 192
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
