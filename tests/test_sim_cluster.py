@@ -16,10 +16,8 @@ pytestmark = pytest.mark.sim
 
 KERNELS = (
     r"""
-using opforge::cluster_arrive, opforge::cluster_rank, opforge::cluster_size;
-using opforge::cluster_sync, opforge::cluster_wait, opforge::in_block;
-using opforge::arrive_expecting, opforge::Barrier, opforge::cluster_arrive_relaxed, opforge::init;
-using opforge::publish_barriers, opforge::send, opforge::wait;
+using opforge::cluster_arrive, opforge::cluster_arrive_relaxed, opforge::cluster_rank;
+using opforge::cluster_size, opforge::cluster_sync, opforge::cluster_wait, opforge::in_block;
 
 struct Part {
   int64_t value[64];
@@ -82,45 +80,6 @@ __global__ void dynamic(const int64_t* x, int64_t* y) {
   y[i] = value[last];
 }
 
-// Values that are on their way to every block of the cluster, in turn by two barriers.
-struct Mail {
-  Barrier barrier[2];
-  int64_t value[2][8 * 2];  // of the warps
-};
-
-__device__ Mail& start_mail() {
-  Mail& mail = opforge::shared<Mail>();
-  if (threadIdx.x == 0) init(mail.barrier[0], 1), init(mail.barrier[1], 1), publish_barriers();
-  cluster_arrive_relaxed();
-  cluster_wait();
-  return mail;
-}
-
-// Each warp has a value. The sum is over all of the cluster, and the same in every thread.
-__device__ int64_t sum_by_mail(Mail& mail, int64_t value, int turn) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = turn % 2;
-  const int count = cluster_size() * 2;
-  __syncwarp();  // its lanes have read what is to be overwritten
-  if (threadIdx.x == 0) arrive_expecting(mail.barrier[half], count * 8);
-  if (lane < cluster_size()) {
-    send(value, mail.value[half][cluster_rank() * 2 + warp], mail.barrier[half], lane);
-  }
-  wait(mail.barrier[half], turn / 2 % 2);
-  int64_t sum = 0;
-  for (int i = 0; i < count; ++i) sum += mail.value[half][(i + lane) % count];
-  return sum;
-}
-
-__global__ void mail_sum(const int64_t* x, int64_t* y) {
-  Mail& mail = start_mail();
-  const int warp = threadIdx.x / 32, i = blockIdx.x * blockDim.x + threadIdx.x;
-  int64_t sum = 0;
-  for (int turn = 0; turn < 7; ++turn) {
-    sum = 3 * sum + sum_by_mail(mail, x[blockIdx.x * 2 + warp] + turn, turn);
-  }
-  y[i] = sum;
-}
-
 // --- wrong ---------------------------------------------------------------------------------------
 
 __global__ void wrong_no_barrier(const int64_t* x, int64_t* y) {
@@ -168,6 +127,16 @@ __global__ void wrong_end(const int64_t* x, int64_t* y) {
   if (cluster_rank() == 0) y[threadIdx.x] = *in_block(&part.value[threadIdx.x], 1);
 }
 
+__global__ void wrong_relaxed_arrival(const int64_t* x, int64_t* y) {
+  Part& part = opforge::shared<Part>();
+  part.value[threadIdx.x] = x[threadIdx.x];
+  cluster_arrive_relaxed();
+  cluster_wait();
+  y[blockIdx.x * blockDim.x + threadIdx.x] =
+      *in_block(&part.value[threadIdx.x], cluster_rank() ^ 1);
+  cluster_sync();
+}
+
 __global__ void wrong_exited(const int64_t* x, int64_t* y) {
   Part& part = opforge::shared<Part>();
   part.value[threadIdx.x] = x[threadIdx.x];
@@ -208,6 +177,7 @@ WRONG = {
     "wrong_start": r"not-running: .* may not have started: no cluster_sync\(\) comes before",
     "wrong_end": r"not-running: .* of block \(\d,0,0\) accesses shared memory of block "
     r"\(\d,0,0\), which may have exited: no cluster_sync\(\) comes after",
+    "wrong_relaxed_arrival": "race: .* wrote, with no cluster_sync",
     "wrong_exited": r"not-running: .*which has exited",
     "wrong_rank": "cluster: .*rank 2 in a cluster of 2 blocks",
     "wrong_address": "cluster: .* not in its own shared memory",
@@ -264,20 +234,6 @@ def test_each_block_writes_into_the_next(call: Call, way: dict[str, Any]) -> Non
     assert y == [
         X[b * 64 + i] + 100 * X[before[b] * 64 + 63 - i] for b in range(6) for i in range(64)
     ]
-
-
-@WAYS
-@pytest.mark.parametrize("cluster", [1, 2, 3, 6])
-def test_sums_by_mail(call: Call, cluster: int, way: dict[str, Any]) -> None:
-    y = call("mail_sum", X, grid=(6,), block=(64,), cluster=cluster, size=len(X), **way)
-    wanted = []
-    for block, _ in EACH:
-        first, count = 2 * (block // cluster * cluster), 2 * cluster
-        total = 0
-        for turn in range(7):
-            total = 3 * total + sum(X[first : first + count]) + count * turn
-        wanted.append(total)
-    assert y == wanted
 
 
 @WAYS

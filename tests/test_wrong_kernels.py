@@ -128,6 +128,11 @@ FAULTS = {
         rf"{WHO} reads shared memory .* a bulk copy of {WHO} .* asked for before it was read",
         "2.f * ring.value[stage][i]",
     ),
+    "sent_but_not_awaited": Fault(
+        "race",
+        rf"{WHO} reads shared memory .* that {WHO} sent, without a wait\(\) for phase 0",
+        "sum += mail.first[rank]",
+    ),
     "shared_race_across_iterations": Fault(
         "race", f"{WHO} writes shared memory .* that {WHO} read, with no barrier", "= sum;"
     ),

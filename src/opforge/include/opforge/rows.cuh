@@ -134,6 +134,7 @@ __device__ __forceinline__ Total row_total(const RowPlan& p, Total total, int tu
     Barrier& barrier = shared<RowBarriers>().totals[turn % 2];
     const int all = warps * p.cluster;
     if (threadIdx.x == 0) arrive_expecting(barrier, uint32_t(all * sizeof(Total)));
+    __syncwarp();  // what a warp sends also tells that all of its lanes have read the last turn's
     if (lane < p.cluster) send(total, parts[cluster_rank() * warps + warp], barrier, lane);
     wait(barrier, uint32_t(turn / 2 % 2));
     first = 0;

@@ -32,7 +32,7 @@ void end_phase_if_over(uintptr_t address, Barrier& b, const void* pc) {
   if (b.missing > 0 || b.landed < b.announced) return;
   if (b.asked_for > b.announced) {
     report("barrier",
-           std::to_string(b.asked_for) + " bytes are copied for phase " +
+           std::to_string(b.asked_for) + " bytes are copied or sent for phase " +
                std::to_string(b.phases % 2) + " of " + at(address) + ", but " +
                std::to_string(b.announced) + " were announced by arrive_expecting()",
            pc);
