@@ -72,10 +72,6 @@ OPFORGE_SIM_INLINE unsigned __float_as_uint(float x) { return std::bit_cast<unsi
 OPFORGE_SIM_INLINE float __int_as_float(int x) { return std::bit_cast<float>(x); }
 OPFORGE_SIM_INLINE float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 
-// To the nearest; a GPU's may be off by two in the last place.
-OPFORGE_SIM_INLINE float rsqrt(float x) { return float(1 / std::sqrt(double(x))); }
-OPFORGE_SIM_INLINE double rsqrt(double x) { return 1 / std::sqrt(x); }
-OPFORGE_SIM_INLINE float rsqrtf(float x) { return rsqrt(x); }
 
 OPFORGE_SIM_INLINE float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 OPFORGE_SIM_INLINE float __fadd_rn(float a, float b) { return a + b; }
