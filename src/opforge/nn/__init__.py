@@ -3,5 +3,6 @@
 
 from opforge.nn.elementwise import BiasGELU, ReLU, ScaleBiasReLU
 from opforge.nn.gated import GEGLU, ReGLU, SwiGLU
+from opforge.nn.norm import LayerNorm, RMSNorm
 
-__all__ = ["GEGLU", "BiasGELU", "ReGLU", "ReLU", "ScaleBiasReLU", "SwiGLU"]
+__all__ = ["GEGLU", "BiasGELU", "LayerNorm", "RMSNorm", "ReGLU", "ReLU", "ScaleBiasReLU", "SwiGLU"]
