@@ -75,9 +75,14 @@ def part(seed: Tensor | None, i: int) -> Tensor | None:
     return None if seed is None else seed[i : i + 1]
 
 
+def wide_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that kernels compute in."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
 def wide(x: Tensor) -> Tensor:
     """In the dtype that kernels compute in."""
-    return x if x.dtype == torch.float64 else x.float()
+    return x.to(wide_dtype(x))
 
 
 def sum_of_rows(v: Tensor) -> Tensor:

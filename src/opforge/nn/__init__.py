@@ -4,6 +4,7 @@
 from opforge.nn.dropout import Dropout
 from opforge.nn.elementwise import BiasGELU, ReLU, ScaleBiasReLU
 from opforge.nn.gated import GEGLU, ReGLU, SwiGLU
+<<<<<<< HEAD
 from opforge.nn.rotary import RotaryEmbedding
 
 __all__ = [
@@ -16,3 +17,8 @@ __all__ = [
     "ScaleBiasReLU",
     "SwiGLU",
 ]
+=======
+from opforge.nn.norm import LayerNorm, RMSNorm
+
+__all__ = ["GEGLU", "BiasGELU", "LayerNorm", "RMSNorm", "ReGLU", "ReLU", "ScaleBiasReLU", "SwiGLU"]
+>>>>>>> cpun

@@ -21,8 +21,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_backward_cuda(
     const Tensor& rstd, const std::optional<Tensor>& seed, double eps, int64_t before,
     int64_t after, double p) {
   const NormSaved saved{x, weight, bias, residual_shape.has_value(), h, mean, rstd};
-  const NormGradients out = norm_backward<true>("layer_norm", grad_y, grad_h, saved,
-                                                {seed, before, after, p}, eps, 0);
+  const NormGradients out =
+      norm_backward<true>("layer_norm", grad_y, grad_h, saved, {seed, before, after, p}, eps, 0);
   return {out.x, out.weight, out.bias, out.residual};
 }
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import opforge
 from opforge import norms
 from opforge.op import Backward, Make, Op
 
@@ -208,6 +209,9 @@ op = Op(
     },
     peers={"liger": liger},
     rowwise=True,
+    module=lambda x, weight, bias, residual, seed, eps, *rest: opforge.nn.LayerNorm(
+        x.shape[-1], eps, weight is not None, bias is not None
+    ),
 )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import opforge
 from opforge import norms
 from opforge.op import Backward, Make, Op
 
@@ -192,6 +193,9 @@ op = Op(
     },
     peers={"liger": liger, "quack": quack},
     rowwise=True,
+    module=lambda x, weight, residual, seed, eps, *rest: opforge.nn.RMSNorm(
+        x.shape[-1], eps, weight is not None
+    ),
 )
 
 

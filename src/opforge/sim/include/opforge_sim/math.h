@@ -72,7 +72,6 @@ OPFORGE_SIM_INLINE unsigned __float_as_uint(float x) { return std::bit_cast<unsi
 OPFORGE_SIM_INLINE float __int_as_float(int x) { return std::bit_cast<float>(x); }
 OPFORGE_SIM_INLINE float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 
-
 OPFORGE_SIM_INLINE float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 OPFORGE_SIM_INLINE float __fadd_rn(float a, float b) { return a + b; }
 OPFORGE_SIM_INLINE float __fsub_rn(float a, float b) { return a - b; }
