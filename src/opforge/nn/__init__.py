@@ -4,21 +4,18 @@
 from opforge.nn.dropout import Dropout
 from opforge.nn.elementwise import BiasGELU, ReLU, ScaleBiasReLU
 from opforge.nn.gated import GEGLU, ReGLU, SwiGLU
-<<<<<<< HEAD
+from opforge.nn.norm import LayerNorm, RMSNorm
 from opforge.nn.rotary import RotaryEmbedding
 
 __all__ = [
     "GEGLU",
     "BiasGELU",
     "Dropout",
+    "LayerNorm",
+    "RMSNorm",
     "ReGLU",
     "ReLU",
     "RotaryEmbedding",
     "ScaleBiasReLU",
     "SwiGLU",
 ]
-=======
-from opforge.nn.norm import LayerNorm, RMSNorm
-
-__all__ = ["GEGLU", "BiasGELU", "LayerNorm", "RMSNorm", "ReGLU", "ReLU", "ScaleBiasReLU", "SwiGLU"]
->>>>>>> cpun
