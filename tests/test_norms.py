@@ -234,9 +234,7 @@ def test_any_strides_and_sizes(device, name):
     ):
         (weight,) = drawn(device, x.shape[-1:])
         got = norm(x, weight, eps=1e-5)
-        assert torch.equal(got, norm(x.contiguous(), weight, eps=1e-5))
-        (grad,) = torch.autograd.grad(got.sum(), weight)
-        assert grad.isfinite().all()
+        agree(got, norm(x.contiguous(), weight, eps=1e-5), [base, weight])
 
 
 @each_norm
@@ -262,8 +260,8 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(name):
         ({"eps": 0.0}, "eps must be positive and finite, got 0.0"),
         ({"eps": -1e-5}, "eps must be positive and finite, got -1e-05"),
         ({"eps": float("nan")}, "eps must be positive and finite, got nan"),
-        ({"dropout": "after", "p": 1.5}, "p is a probability, from 0 to 1; got 1.5"),
-        ({"dropout": "before", "p": -0.1}, "p is a probability, from 0 to 1; got -0.1"),
+        ({"dropout": "after", "p": 1.5}, "probability,? from 0 to 1.* got 1.5"),
+        ({"dropout": "before", "p": -0.1}, "probability,? from 0 to 1.* got -0.1"),
         ({"relu": "sideways"}, 'relu must be "before", "after" or None, got \'sideways\''),
         ({"dropout": True}, 'dropout must be "before", "after" or None, got True'),
     ],

@@ -4,7 +4,7 @@
 
 #include <opforge/host_rows.h>
 
-#include <opforge/norm_backward.cuh>
+#include <opforge/norm_long.cuh>
 
 namespace opforge {
 
@@ -16,10 +16,9 @@ struct AroundArguments {
 
   void check(const char* name, const Tensor& x) const {
     const bool dropout = ((before | after) & 2) != 0;
-    OPFORGE_CHECK(
-        !dropout || (seed && same_device(*seed, x) && seed->numel() == 2 && seed->is_contiguous() &&
-                     dtype_code(*seed) == aoti_torch_dtype_int64()),
-        name, ": seed must be two int64 on the device of x");
+    OPFORGE_CHECK(!dropout || (seed && same_device(*seed, x) && seed->dim() == 1 &&
+                               seed->numel() == 2 && dtype_code(*seed) == aoti_torch_dtype_int64()),
+                  name, ": seed must be two int64 on the device of x");
     OPFORGE_CHECK(p >= 0 && p <= 1, name, ": p must be from 0 to 1");
   }
   bool dropout() const { return ((before | after) & 2) != 0; }
@@ -28,7 +27,7 @@ struct AroundArguments {
     result.relu = (what & 1) != 0;
     result.dropout = (what & 2) != 0;
     if (!result.dropout) return result;
-    result.seed = data<int64_t>(*seed) + which;
+    result.seed = data<int64_t>(*seed) + which * strides(*seed)[0];
     result.threshold = drop_threshold(p);
     result.factor = p < 1 ? 1 / (1 - p) : 0;
     return result;
@@ -74,7 +73,11 @@ NormResult norm_forward(const char* name, const Tensor& x, const std::optional<T
   const int32_t wide = accumulator_dtype(x);
   const NormResult out{empty(shape, x), empty(residual ? shape : nothing, x),
                        empty(Centered ? kept : nothing, wide, x), empty(kept, wide, x)};
-  if (x.numel() == 0) return out;
+  if (x.numel() == 0) {  // rows of no columns have statistics, too
+    fill_zero(out.mean);
+    fill_zero(out.rstd);
+    return out;
+  }
   const ParamView weight = as_param(weight_, x), bias = as_param(bias_, x);
   const RowsView from = as_rows(x), to = as_rows(out.y);
   const RowsView other = residual ? as_rows(*residual) : to;
@@ -185,7 +188,6 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
       bool fits = plan_backward(rows, cols, false, ragged, contiguous, p);
       if (!fits && can_cluster(kernel))
         fits = plan_backward(rows, cols, true, ragged, contiguous, p);
-      OPFORGE_CHECK(fits, name, "_backward: rows of ", cols, " columns are too long");
       p.grad_x = mutable_data<T>(out.x);
       p.grad_residual = other_residual ? mutable_data<T>(out.residual) : nullptr;
       p.mean = has_stats && Centered ? data<A>(saved.mean) : nullptr;
@@ -200,16 +202,27 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
       p.offset = A(offset);
       p.eps = A(eps);
       p.share = A(1) / A(cols);
-      const int64_t parts = p.parts();
+      const int64_t parts = fits ? p.parts() : 1;
       const int64_t shape[3] = {Centered ? 2 : 1, parts, cols};
       const Tensor sums = empty(shape, accumulator_dtype(like), like);
       p.weight_sums = saved.weight ? mutable_data<A>(sums) : nullptr;
       p.bias_sums = Centered && saved.bias ? mutable_data<A>(sums) + parts * cols : nullptr;
       const cudaStream_t stream = current_stream(like);
-      launch(kernel,
-             {dim3(unsigned(parts * p.plan.cluster)), dim3(p.plan.block), stream, p.shared_bytes(),
-              false, p.plan.cluster},
-             p);
+      if (fits) {
+        launch(kernel,
+               {dim3(unsigned(parts * p.plan.cluster)), dim3(p.plan.block), stream,
+                p.shared_bytes(), false, p.plan.cluster},
+               p);
+      } else {
+        p.plan = {rows, cols, kRowThreads, 1, kRowThreads, false};
+        const int64_t twice[2] = {2, rows};
+        const Tensor stats = empty(twice, accumulator_dtype(like), like);
+        A *const means = mutable_data<A>(stats), *const rstds = means + rows;
+        launch(norm_backward_row<T, Centered>, {dim3(unsigned(rows)), dim3(kRowThreads), stream}, p,
+               means, rstds);
+        launch(norm_backward_column<T>, {dim3(unsigned(ceil_div(cols, 256))), dim3(256), stream}, p,
+               means, rstds);
+      }
       const auto finish = [&](const std::optional<Tensor>& param, const A* from, const Tensor& to) {
         if (!param) return;
         dispatch(dtype_of(*param), [&]<class Out>(Type<Out>) {

@@ -130,7 +130,8 @@ struct MergedMoments {
     const A both = count + other.count;
     if (both == A(0)) return;
     const A apart = other.mean - mean, share = A(1) / both;
-    mean = (mean * count + other.mean * other.count) * share;
+    // Not touched where they agree: the deviations of a row of one value are 0.
+    if (apart != A(0)) mean = (mean * count + other.mean * other.count) * share;
     squares = (squares + other.squares) + apart * apart * (count * other.count * share);
     count = both;
   }
@@ -189,7 +190,8 @@ struct NormForward {
       sum += widen(c.x[i]);
       if (c.residual != nullptr) sum += widen(c.residual[i]);
     }
-    return sum / A(count);
+    sum /= A(count);
+    return sum - sum == A(0) ? sum : A(0);  // not if it is infinite, or NaN
   }
 
   template <int N>
@@ -253,6 +255,9 @@ struct NormForward {
       read<T>(bias, col, w);
 #pragma unroll
       for (int e = 0; e < N; ++e) v[e] += w[e];
+    } else if (Centered) {
+#pragma unroll
+      for (int e = 0; e < N; ++e) v[e] += A(0);  // PyTorch's bias: there is no -0.0
     }
     if constexpr (kExtras) after.template forward<kDropout>(c.row * cols + col, v);
     return narrow<T>(v);

@@ -16,6 +16,10 @@ namespace opforge {
 template <class T>
 constexpr int kOwned = sizeof(T) == 8 ? 8 : 16;
 
+// Rounded, whatever it is added to: where it is all there is to a sum, the difference is 0.
+__device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
+
 template <class A>
 struct Pair {
   A a = 0, b = 0;
@@ -112,8 +116,10 @@ __global__ void __launch_bounds__(Centered ? kRowThreads : 640)
     }
     if (exists && p.weight) {
       read<T>(p.weight, first_col + col, owned.scale);
+      if (p.offset != A(0)) {
 #pragma unroll
-      for (int e = 0; e < M; ++e) owned.scale[e] += p.offset;
+        for (int e = 0; e < M; ++e) owned.scale[e] += p.offset;
+      }
     }
   };
 #pragma unroll
@@ -209,7 +215,7 @@ __global__ void __launch_bounds__(Centered ? kRowThreads : 640)
       fetch_both(owned, h, grad);
 #pragma unroll
       for (int e = 0; e < M; ++e) {
-        grad[e] = fma(-h[e], inner, fma(grad[e], owned.scale[e], -average)) * rstd;
+        grad[e] = fma(-h[e], inner, product(grad[e], owned.scale[e]) - average) * rstd;
       }
       if constexpr (kExtras) {
         if (p.has_grad_h) {
