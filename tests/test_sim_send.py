@@ -65,6 +65,18 @@ __device__ void send_on(Mail& mail, int half, int bytes) {
   send(int64_t(1), mail.value[half][0], mail.barrier[half], next);
 }
 
+// One thread sends and waits for its block.
+__global__ void mail_by_one(const int64_t*, int64_t* y) {
+  Mail& mail = start_mail();
+  for (int turn = 0; turn < 6; ++turn) {
+    send_on(mail, turn % 2, 8);
+    if (threadIdx.x == 0) wait(mail.barrier[turn % 2], turn / 2 % 2);
+    __syncthreads();
+    y[blockIdx.x * blockDim.x + threadIdx.x] += mail.value[turn % 2][0];
+    __syncthreads();
+  }
+}
+
 // Over what was written in the ordinary way.
 __global__ void mail_over_writes(const int64_t* x, int64_t* y) {
   Mail& mail = start_mail();
@@ -91,6 +103,8 @@ __global__ void wrong_late_publication(const int64_t*, int64_t*) {
 
 __global__ void wrong_mail_not_awaited(const int64_t*, int64_t* y) {
   Mail& mail = start_mail();
+  if (threadIdx.x == 0) mail.value[0][0] = 7;
+  cluster_sync();
   send_on(mail, 0, 8);
   cluster_sync();
   y[threadIdx.x] = mail.value[0][0];
@@ -127,10 +141,10 @@ __global__ void wrong_mail_of_some_lanes(const int64_t* x, int64_t* y) {
 // What is sent is ordered, not what its thread wrote before.
 __global__ void wrong_written_before_mail(const int64_t* x, int64_t* y) {
   Mail& mail = start_mail();
-  y[blockIdx.x * blockDim.x + threadIdx.x] = x[threadIdx.x];
+  if (threadIdx.x == 0) y[blockIdx.x] = x[0];
   send_on(mail, 0, 8);
   wait(mail.barrier[0], 0);
-  y[blockIdx.x * blockDim.x + threadIdx.x] += y[(blockIdx.x ^ 1) * blockDim.x];
+  if (threadIdx.x == 0) y[2 + blockIdx.x] = y[blockIdx.x ^ 1];
 }
 
 __global__ void wrong_mail_to_none(const int64_t*, int64_t*) {
@@ -239,6 +253,12 @@ def test_sums_over_a_cluster(call: Call, cluster: int, way: dict[str, Any]) -> N
             total = 3 * total + sum(X[first : first + count]) + count * turn
         wanted += [total] * 64
     assert y == wanted
+
+
+@WAYS
+def test_one_thread_waits_for_its_block(call: Call, way: dict[str, Any]) -> None:
+    y = call("mail_by_one", grid=(4,), block=(64,), cluster=2, size=256, **way)
+    assert y == [6] * 256
 
 
 @WAYS

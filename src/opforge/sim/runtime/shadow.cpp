@@ -153,8 +153,7 @@ void access(uintptr_t address, size_t bytes, Kind kind, const void* pc, const En
     check(cell.write, true);
     if (writes || reads) check(cell.atomic, true);
     if (!reads) check(cell.read, false);
-    if (kind == Kind::copy_to || kind == Kind::copy_from)
-      check_fenced(w, f, at, kind, pc, cell.write);
+    if (engine && kind != Kind::send) check_fenced(w, f, at, kind, pc, cell.write);
     if (!writes && kind != Kind::barrier && !cell.written()) check_written(w, f, at, size, pc);
     if (writes) {
       cell = {mine, {}, {}};
