@@ -127,8 +127,12 @@ struct MergedMoments {
     *this += own;
   }
   __device__ __forceinline__ void operator+=(const MergedMoments& other) {
+    if (other.count == A(0)) return;
+    if (count == A(0)) {
+      *this = other;
+      return;
+    }
     const A both = count + other.count;
-    if (both == A(0)) return;
     const A apart = other.mean - mean, share = A(1) / both;
     // Not touched where they agree: the deviations of a row of one value are 0.
     if (apart != A(0)) mean = (mean * count + other.mean * other.count) * share;
