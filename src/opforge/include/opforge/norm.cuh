@@ -102,7 +102,7 @@ struct PivotedMoments {
   }
   __device__ __forceinline__ Scale<A> scale(A pivot, A share, A eps) const {
     const A average = sum * share, variance = fma(squares, share, -average * average);
-    return {pivot + average, rsqrt((variance > A(0) ? variance : A(0)) + eps)};
+    return {pivot + average, rsqrt((variance < A(0) ? A(0) : variance) + eps)};
   }
 };
 
