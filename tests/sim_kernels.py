@@ -24,12 +24,15 @@ import torch
 from opforge import Op
 
 op = Op(
-    schema="{name}(Tensor x, int which, int[] grid, int[] block, int shared, int size) -> Tensor y",
-    reference=lambda x, which, grid, block, shared, size: x.new_zeros(size),
+    schema="{name}(Tensor x, int which, int[] grid, int[] block, int shared, int cluster, int size)"
+    " -> Tensor y",
+    reference=lambda x, which, grid, block, shared, cluster, size: x.new_zeros(size),
     dtypes=(torch.int64,),
 )
 """
 _INCLUDES = """\
+#include <opforge/async.h>
+#include <opforge/cluster.h>
 #include <opforge/host.h>
 #include <opforge/shared.h>
 
@@ -39,15 +42,16 @@ _INCLUDES = """\
 _LAUNCH = """
 static opforge::Tensor run(const opforge::Tensor& x, int64_t which,
                            const std::vector<int64_t>& grid, const std::vector<int64_t>& block,
-                           int64_t shared, int64_t size) {{
+                           int64_t shared, int64_t cluster, int64_t size) {{
   constexpr void (*kernels[])(const int64_t*, int64_t*) = {{{kernels}}};
   const int64_t sizes[] = {{size}};
   opforge::Tensor y = opforge::empty(sizes, x);
   opforge::fill_zero(y);
-  opforge::launch(kernels[which],
-                  {{dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]),
-                   opforge::current_stream(x), size_t(shared)}},
-                  opforge::data<int64_t>(x), opforge::mutable_data<int64_t>(y));
+  opforge::Config config{{dim3(grid[0], grid[1], grid[2]), dim3(block[0], block[1], block[2]),
+                         opforge::current_stream(x), size_t(shared)}};
+  config.cluster = int(cluster);
+  opforge::launch(kernels[which], config, opforge::data<int64_t>(x),
+                  opforge::mutable_data<int64_t>(y));
   return y;
 }}
 OPFORGE_IMPL({name}, run)
@@ -88,11 +92,12 @@ def load_kernels(folder: Path, machine: str = "sim") -> Call:
         block: tuple[int, ...] = (32,),
         size: int = 1,
         shared: int = 0,
+        cluster: int = 1,
         **options: object,
     ) -> list[int]:
         shapes = [[*shape, 1, 1][:3] for shape in (grid, block)]
         values = torch.tensor(x or [0])
-        args = [names.index(kernel), *shapes, shared, size]
+        args = [names.index(kernel), *shapes, shared, cluster, size]
         if machine == "cuda":
             return function(values.cuda(), *args).tolist()
         return sim.run(function, values, *args, **options).tolist()

@@ -276,7 +276,7 @@ def test_an_inner_context_leaves_the_outer_ones_device(routed: Routed) -> None:
 def test_an_inner_context_leaves_the_outer_ones_mode_and_seed(call: Call, folder: Path) -> None:
     function = opforge.load(folder)
     names = re.findall(r"__global__ void (\w+)\(", KERNELS)
-    args = torch.zeros(1).long(), names.index("order"), [4, 1, 1], [32, 1, 1], 0, 257
+    args = torch.zeros(1).long(), names.index("order"), [4, 1, 1], [32, 1, 1], 0, 1, 257
     shuffled = sim.run(function, *args, seed=3)
     with sim.active(seed=3):
         works(call)
@@ -289,7 +289,7 @@ def test_an_inner_context_leaves_the_outer_ones_mode_and_seed(call: Call, folder
 def test_a_fault_can_be_caught_within_the_context(folder: Path) -> None:
     function = opforge.load(folder)
     names = re.findall(r"__global__ void (\w+)\(", KERNELS)
-    args = [1, 1, 1], [32, 1, 1], 0, 64
+    args = [1, 1, 1], [32, 1, 1], 0, 1, 64
     x = torch.arange(64)
     with sim.active():
         with pytest.raises(SimulationError, match="the first"):

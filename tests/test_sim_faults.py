@@ -114,9 +114,9 @@ def place(marker: str) -> str:
         {"grid": (1, 65536)},
         {"grid": (1, 1, 65536)},
         {"grid": (1, 1, 0)},
-        {"shared": 48 * 1024 + 1},
+        {"shared": 227 * 1024 + 1},
         {"block": (513,), "device": sim.Device(threads_per_block=512)},
-        {"shared": 1001, "device": sim.Device(shared_per_block=1000)},
+        {"shared": 50001, "device": sim.Device(most_shared_per_block=50000)},
     ],
     ids=str,
 )
@@ -136,7 +136,8 @@ def test_launch_beyond_a_limit(call: Call, shape: dict[str, Any]) -> None:
         {"grid": (1, 65535)},
         {"grid": (1, 1, 65535)},
         {"grid": (65536,)},
-        {"shared": 48 * 1024},
+        {"shared": 48 * 1024 + 1},
+        {"shared": 227 * 1024},
     ],
     ids=str,
 )

@@ -192,6 +192,14 @@ __global__ void small_floats(const int64_t* x, int64_t* y) {
   y[2 * n + i] = narrowed<opforge::half>(__int_as_float(int(x[i])));
   y[3 * n + i] = narrowed<opforge::bfloat16>(__int_as_float(int(x[i])));
 }
+
+// In units of the last place of one.
+__global__ void rsqrt_errors(const int64_t* x, int64_t* y) {
+  const double v = double(x[threadIdx.x]), r = rsqrt(v);
+  const float f = rsqrt(float(v));
+  y[2 * threadIdx.x] = int64_t((double(f) * sqrt(v) - 1) * 0x1p23);
+  y[2 * threadIdx.x + 1] = int64_t((r * sqrt(v) - 1) * 0x1p52);
+}
 """
 
 
@@ -352,6 +360,11 @@ def test_fmaf_rounds_once(call: Call) -> None:
     found = call("fused", [bits(1 + 2**-12), bits(-1 - 2**-11)], block=(1,), size=5)
     plain = 0 if call.machine == "sim" else bits(2**-24)  # nvcc fuses a * a + c by default
     assert found == [bits(2**-24), bits(2**-24), 0, plain, 1]
+
+
+def test_rsqrt_is_nearly_exact(call: Call) -> None:
+    y = call("rsqrt_errors", [3**i for i in range(32)], size=64)
+    assert all(abs(error) <= 2 for error in y)
 
 
 def test_half_and_bfloat16(call: Call) -> None:

@@ -90,6 +90,11 @@ FAULTS = {
         f"{WHO} reads shared memory .* that {WHO} wrote, .* barrier",
         "tile.value[threadIdx.x - 1]",
     ),
+    "missing_cluster_sync": Fault(
+        "race",
+        rf"{WHO} reads shared memory .* that {WHO} wrote, with no cluster_sync\(\) between",
+        "theirs[threadIdx.x]",
+    ),
     "missing_fence": Fault(
         "missing-fence",
         f"{WHO} reads global memory .* that {WHO} wrote, .* without a __threadfence",
@@ -105,8 +110,28 @@ FAULTS = {
         "order-dependent", r"\d of 3 elements change .* in another order", None, mode="orders"
     ),
     "out_of_bounds_bias": Fault("out-of-bounds", WHO, "= bias[i]", mode="asan"),
+    "peer_exited": Fault(
+        "not-running",
+        rf"{WHO} .* shared memory of block \(\d,0,0\), which (has|may have) exited",
+        None,
+    ),
     "race_across_blocks": Fault(
         "race", f"{WHO} reads .* that {WHO} wrote, and nothing orders the two blocks", "*y += sum"
+    ),
+    "read_before_copy_landed": Fault(
+        "race",
+        rf"{WHO} reads shared memory .* that a bulk copy of {WHO} wrote, without a wait\(\)",
+        "2.f * stage.value[i]",
+    ),
+    "refill_before_read": Fault(
+        "race",
+        rf"{WHO} reads shared memory .* a bulk copy of {WHO} .* asked for before it was read",
+        "2.f * ring.value[stage][i]",
+    ),
+    "sent_but_not_awaited": Fault(
+        "race",
+        rf"{WHO} reads shared memory .* that {WHO} sent, without a wait\(\) for phase 0",
+        "sum += mail.first[rank]",
     ),
     "shared_race_across_iterations": Fault(
         "race", f"{WHO} writes shared memory .* that {WHO} read, with no barrier", "= sum;"
@@ -114,11 +139,24 @@ FAULTS = {
     "stale_double_buffer": Fault(
         "race", f"{WHO} reads shared memory .* that {WHO} wrote, with no barrier", "half[next][k]"
     ),
+    "stale_barrier_phase": Fault(
+        "race",
+        rf"{WHO} reads shared memory .* that a bulk copy of {WHO} .*wait\(\) for phase 1",
+        "2.f * stage.value[i]",
+    ),
     "uninitialised_accumulator": Fault(
         "uninitialised", f"{WHO} reads shared memory .*, which nothing wrote", "atomicAdd("
     ),
     "unwritten_tail": Fault(
         "unwritten", "36 of 100 elements .* never written, the first of them element 64", None
+    ),
+    "wrong_byte_count": Fault(
+        "deadlock",
+        r"no thread of block \(2,0,0\) can go on.* for phase 0 of the barrier .* 256 of 512",
+        "wait(stage.full, 0)",
+    ),
+    "wrong_cluster_rank": Fault(
+        "cluster", f"{WHO} asks for shared memory of rank 4 in a cluster of 4", "in_block("
     ),
     "wrong_shuffle_width": Fault(
         "shuffle", f"{WHO} shuffles with lane mask 16, .* width of 8", "__shfl_xor_sync("

@@ -65,11 +65,12 @@ def _check_tensor(op: Op, name: str, tensor: torch.Tensor) -> None:
             f"opforge.{op.name}: {name} has layout {tensor.layout}; "
             f"only dense tensors are supported, convert it with {name}.to_dense()"
         )
-    if tensor.dtype not in op.dtypes:
-        names = ", ".join(str(d).removeprefix("torch.") for d in op.dtypes)
+    allowed = op.allowed(name)
+    if tensor.dtype not in allowed:
+        names = ", ".join(str(d).removeprefix("torch.") for d in allowed)
         raise TypeError(
             f"opforge.{op.name}: {name} has dtype {tensor.dtype}; supported: {names}. "
-            f"Convert it with {name}.to({op.dtypes[0]})"
+            f"Convert it with {name}.to({allowed[0]})"
         )
 
 

@@ -46,6 +46,10 @@ def make_call(
     function_modes = torch._C._len_torch_function_stack
     autocast_enabled = torch._C._is_any_autocast_enabled
     grad_enabled = torch.is_grad_enabled
+    if op.statistics:
+        overload, kernel, registered = (
+            _outputs_alone(f, len(op.outputs)) for f in (overload, kernel, registered)
+        )
 
     def call(*args: Any) -> Any:
         if is_compiling():
@@ -79,6 +83,13 @@ def make_call(
     return call
 
 
+def _outputs_alone(function: Any, count: int) -> Callable[..., Any]:
+    """Drops the statistics from what an op returns."""
+    if count == 1:
+        return lambda *args: function(*args)[0]
+    return lambda *args: function(*args)[:count]
+
+
 def _refuse_tangents(op: Op, args: tuple[Any, ...]) -> None:
     """Kernels know no forward-mode AD, and below autograd a tangent would be lost in silence."""
     for arg in args:
@@ -92,10 +103,14 @@ def _refuse_tangents(op: Op, args: tuple[Any, ...]) -> None:
 def _eager_function(op: Op, kernel: Any, grad: gradient.Gradient) -> Any:
     """Path 2. ``forward`` takes ctx itself: a separate setup_context triples the cost."""
 
+    count = len(op.outputs) if op.statistics else None
+
     def forward(ctx: Any, *args: Any) -> Any:
         output = kernel(*args)
         grad.save(ctx, args, output)
-        return output
+        if count is None:
+            return output
+        return output[0] if count == 1 else output[:count]
 
     def backward(ctx: Any, *grads: Any) -> Any:
         # With create_graph the backward itself is differentiated: let autograd see it.
@@ -139,10 +154,8 @@ def autocast_rule(op: Op) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None
         return None
 
     def cast(args: tuple[Any, ...]) -> tuple[Any, ...]:
-        tensors = [args[i] for i in slots if isinstance(args[i], torch.Tensor)]
-        if not all(
-            t.is_floating_point() and torch.is_autocast_enabled(t.device.type) for t in tensors
-        ):
+        tensors = [t for t in map(args.__getitem__, slots) if _is_float(t)]
+        if not tensors or not all(torch.is_autocast_enabled(t.device.type) for t in tensors):
             return args
         dtype = rule
         if rule == "promote":
@@ -151,6 +164,10 @@ def autocast_rule(op: Op) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None
                 dtype = torch.promote_types(dtype, tensor.dtype)
         elif any(t.dtype == torch.float64 for t in tensors):
             return args  # autocast never narrows float64
-        return tuple(a.to(dtype) if isinstance(a, torch.Tensor) else a for a in args)
+        return tuple(a.to(dtype) if _is_float(a) else a for a in args)
 
     return cast
+
+
+def _is_float(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -3,13 +3,14 @@
 
 A backward's parameters say all of it. ``grad_y`` is the gradient of output ``y``; ``x`` or ``y`` is
 that input or output, saved; ``x_shape`` is the shape of ``x`` without keeping ``x`` alive;
-``needs_x`` tells whether anybody asked for the gradient of ``x``.
+``needs_x`` tells whether anybody asked for the gradient of ``x``. Where only some of several
+outputs were used, the gradient of another is zeros, or None if the schema says ``Tensor? grad_y``.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ class Gradient:
         parameters: list[str],
         targets: list[str],
         run: Callable[..., Any] | None,
+        optional: Sequence[str] = (),
+        details: Backward | None = None,
     ) -> None:
         # Called with the backward's parameters, in order: differentiably, and below autograd.
         self.run: Any = run
@@ -36,10 +39,21 @@ class Gradient:
         inputs = [a.name for a in forward.args]
         outputs = [r.name for r in forward.returns]
         self._n_inputs = len(inputs)
+        self._unsaved = details.unsaved if details else None
+        self._shared = self._resolve_shared(details, inputs, outputs, targets) if details else ()
+        handed_on = details.shared.values() if details else ()
+        asked = [o for o in outputs if f"grad_{o}" in (*parameters, *handed_on)]
+        # Without a gradient to come, an output is none of autograd's business.
+        self._ignored = [outputs.index(o) for o in outputs if o not in asked]
+        # Of one output among several the gradient may be missing.
+        self._zeroed = [
+            outputs.index(o) for o in asked if len(outputs) > 1 and f"grad_{o}" not in optional
+        ]
+        self._several = len(outputs) > 1
         self._targets = [inputs.index(t) for t in targets]
         # Where each parameter comes from: (kind, position).
         self._sources: list[tuple[str, int]] = []
-        self._saved: list[tuple[str, int]] = []
+        self._saved: list[tuple[str, int, str]] = []
         self._kept: list[tuple[str, int]] = []
         for name in parameters:
             self._sources.append(self._resolve(name, forward, inputs, outputs))
@@ -52,15 +66,15 @@ class Gradient:
         if name.startswith("needs_") and name[6:] in inputs:
             return "needs", inputs.index(name[6:])
         if name in outputs:
-            self._saved.append(("output", outputs.index(name)))
+            self._saved.append(("output", outputs.index(name), name))
             return "saved", len(self._saved) - 1
         if name in inputs:
             position = inputs.index(name)
-            store, kind = (
-                (self._saved, "saved") if forward.args[position].is_tensor else (self._kept, "kept")
-            )
-            store.append(("input", position))
-            return kind, len(store) - 1
+            if forward.args[position].is_tensor:
+                self._saved.append(("input", position, name))
+                return "saved", len(self._saved) - 1
+            self._kept.append(("input", position))
+            return "kept", len(self._kept) - 1
         if name.endswith("_shape") and name[:-6] in inputs:
             self._kept.append(("shape", inputs.index(name[:-6])))
             return "kept", len(self._kept) - 1
@@ -70,12 +84,39 @@ class Gradient:
             f"({', '.join([*inputs, *outputs])}), <input>_shape, needs_<input>"
         )
 
+    def _resolve_shared(
+        self, details: Backward, inputs: list[str], outputs: list[str], targets: list[str]
+    ) -> list[tuple[int, int | None, bool, int]]:
+        """Per shared gradient: its input, its place among the results if any, and whose it is."""
+        found = []
+        for name, source in details.shared.items():
+            other = source.removeprefix("grad_")
+            if name not in inputs or other not in (*targets, *outputs) or other == source:
+                raise RecordError(
+                    f"{self.name} shares the gradient of {name!r} as {source!r}; that must be an "
+                    f"input ({', '.join(inputs)}) and a gradient that it returns or gets "
+                    f"({', '.join('grad_' + n for n in (*targets, *outputs))})"
+                )
+            own = targets.index(name) if name in targets else None
+            incoming = other in outputs
+            place = outputs.index(other) if incoming else targets.index(other)
+            found.append((inputs.index(name), own, incoming, place))
+        return found
+
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keep on ``ctx`` what the backward will ask for, and nothing else."""
+        outputs = as_tuple(output)
+        if self._several:
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(*[outputs[i] for i in self._ignored])
+            ctx.missing = {i: _like(outputs[i]) for i in self._zeroed}
         if self._saved:
-            outputs = as_tuple(output)
+            skipped = self._unsaved(*inputs) if self._unsaved else ()
             ctx.save_for_backward(
-                *[outputs[i] if kind == "output" else inputs[i] for kind, i in self._saved]
+                *[
+                    outputs[i] if kind == "output" else None if name in skipped else inputs[i]
+                    for kind, i, name in self._saved
+                ]
             )
         ctx.kept = [
             inputs[i].shape if kind == "shape" and inputs[i] is not None else inputs[i]
@@ -84,11 +125,29 @@ class Gradient:
 
     def backward(self, ctx: Any, grads: tuple[Any, ...], run: Callable[..., Any]) -> Any:
         """Gradients for every forward argument, None where there is none."""
+        aligned: list[Any] = [None] * self._n_inputs
+        wanted = [ctx.needs_input_grad[i] for i in self._targets]
+        wanted += [ctx.needs_input_grad[i] for i, _, incoming, _ in self._shared if not incoming]
+        results = self._results(ctx, grads, run) if any(wanted) else ()
+        for position, result in zip(self._targets, results, strict=bool(results)):
+            if ctx.needs_input_grad[position]:
+                aligned[position] = result
+        for position, own, incoming, other in self._shared:
+            returned = own is not None and results and results[own].numel() > 0
+            if ctx.needs_input_grad[position] and not returned:
+                aligned[position] = (grads if incoming else results)[other]
+        return aligned[0] if self._n_inputs == 1 else tuple(aligned)
+
+    def _results(
+        self, ctx: Any, grads: tuple[Any, ...], run: Callable[..., Any]
+    ) -> tuple[Any, ...]:
+        """What the backward returns for all that it asks for."""
         saved = ctx.saved_tensors if self._saved else ()
         values = []
         for kind, i in self._sources:
             if kind == "grad":
-                values.append(grads[i])
+                missing = grads[i] is None and i in self._zeroed
+                values.append(torch.zeros(**ctx.missing[i]) if missing else grads[i])
             elif kind == "saved":
                 values.append(saved[i])
             elif kind == "kept":
@@ -101,11 +160,7 @@ class Gradient:
                 f"the backward returned {len(results)} gradients "
                 f"for {len(self._targets)} tensor inputs"
             )
-        aligned: list[Any] = [None] * self._n_inputs
-        for position, result in zip(self._targets, results, strict=True):
-            if ctx.needs_input_grad[position]:
-                aligned[position] = result
-        return aligned[0] if self._n_inputs == 1 else tuple(aligned)
+        return results
 
 
 def of_function(forward: Schema, function: Callable[..., Any]) -> Gradient:
@@ -114,7 +169,12 @@ def of_function(forward: Schema, function: Callable[..., Any]) -> Gradient:
     return Gradient(forward, parameters, [a.name for a in forward.args if a.is_tensor], function)
 
 
-def of_op(forward: Schema, backward: Schema, run: Callable[..., Any] | None) -> Gradient:
+def of_op(
+    forward: Schema,
+    backward: Schema,
+    run: Callable[..., Any] | None,
+    details: Backward | None = None,
+) -> Gradient:
     """A backward that is an op: its returns are named ``grad_<input>``."""
     targets = []
     for result in backward.returns:
@@ -126,7 +186,8 @@ def of_op(forward: Schema, backward: Schema, run: Callable[..., Any] | None) -> 
                 f"{', '.join(a.name for a in forward.args if a.is_tensor)}"
             )
         targets.append(target)
-    return Gradient(forward, [a.name for a in backward.args], targets, run)
+    optional = [a.name for a in backward.args if a.type == "Tensor?"]
+    return Gradient(forward, [a.name for a in backward.args], targets, run, optional, details)
 
 
 def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
@@ -164,6 +225,11 @@ def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
         return as_result(results)
 
     return Backward(f"{forward.name}_backward({grads}, {args}) -> ({returns})", vjp)
+
+
+def _like(tensor: torch.Tensor) -> dict[str, Any]:
+    """What torch.zeros needs to make another like it, without keeping it alive."""
+    return {"size": tensor.shape, "dtype": tensor.dtype, "device": tensor.device}
 
 
 def _zeros(argument: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:

@@ -25,10 +25,23 @@ DEFAULT_NAMESPACE = "opforge_user"
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward op: a schema and a reference of its own, like the forward's."""
+    """The backward op: a schema and a reference of its own, like the forward's.
+
+    Args:
+        schema: its arguments say what is saved, its returns are named ``grad_<input>``.
+        reference: the same in plain PyTorch. What it gets of the forward's statistics is constant
+            to it: let it make its own, and it can be differentiated again.
+        unsaved: given the forward's arguments, names those that the backward can do without this
+            time; it gets None, and they are not kept alive.
+        shared: gradients that are others', as ``{"residual": "grad_y"}`` for what is only added.
+            Where the backward returns none for the first, or an empty tensor, it is the second:
+            an output's, as it comes, or another one that is returned. Nothing is written twice.
+    """
 
     schema: str
     reference: Callable[..., Any]
+    unsaved: Callable[..., Sequence[str]] | None = None
+    shared: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,6 +84,9 @@ class Op:
             returns one gradient per tensor input. Without it the gradient is the VJP of the
             reference.
         dtypes: what every tensor argument may have.
+        own_dtypes: the arguments with dtypes of their own, by name: labels, seeds, positions.
+        statistics: what the forward returns for its backward alone, after its outputs and by name:
+            functions of the op's arguments in plain PyTorch. Callers of the op do not see them.
         validate: raises ValueError or TypeError for arguments the reference would accept but the
             op does not, with a message that names the argument.
         cases: yields argument tuples, given a :class:`Make`.
@@ -85,6 +101,7 @@ class Op:
         like: the tensor input whose strides the output takes. By default outputs are contiguous.
         pointwise: every output element depends on one element of each (broadcast) input.
         rowwise: output elements depend on a whole row of an input, its last dim (norms, softmax).
+            A function of the arguments says how many terms they add up, where it is another dim.
         autocast: what autocast does to the inputs: ``"promote"`` to the widest of them, a dtype,
             or nothing.
         module: makes the ``nn.Module`` around the op for the arguments of a case, if there is one;
@@ -96,6 +113,8 @@ class Op:
     reference: Callable[..., Any] | None = None
     backward: Backward | Callable[..., Any] | None = None
     dtypes: tuple[torch.dtype, ...] = FLOATS
+    own_dtypes: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict)
+    statistics: Mapping[str, Callable[..., torch.Tensor]] = field(default_factory=dict)
     validate: Callable[..., None] | None = None
     cases: Callable[[Make], Iterable[tuple[Any, ...]]] | None = None
     operations: Callable[..., int] | None = None
@@ -105,7 +124,7 @@ class Op:
     product: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None
     like: str | None = None
     pointwise: bool = False
-    rowwise: bool = False
+    rowwise: bool | Callable[..., int] = False
     autocast: Literal["promote"] | torch.dtype | None = None
     module: Callable[..., torch.nn.Module] | None = None
     namespace: str = DEFAULT_NAMESPACE
@@ -134,6 +153,12 @@ class Op:
                 f"the record of {self.name} says like={self.like!r}, "
                 f"but its (not optional) tensor inputs are {', '.join(tensors)}"
             )
+        self._check_statistics()
+        if unknown := set(self.own_dtypes) - {a.name for a in self.forward.args if a.is_tensor}:
+            raise RecordError(
+                f"the record of {self.name} has own_dtypes for {unknown.pop()!r}, "
+                "which is no tensor of its schema"
+            )
         if taken := {"opforge", "eager", "torch.compile"} & set(self.peers):
             raise RecordError(
                 f"the record of {self.name} calls a peer {taken.pop()!r}, which stands for the op "
@@ -146,6 +171,21 @@ class Op:
     def name(self) -> str:
         """The name in the schema."""
         return self.forward.name
+
+    @property
+    def outputs(self) -> tuple[schemas.Arg, ...]:
+        """The returns that callers get: all but the statistics."""
+        return self.forward.returns[: len(self.forward.returns) - len(self.statistics)]
+
+    def allowed(self, argument: str) -> tuple[torch.dtype, ...]:
+        """The dtypes that a tensor argument may have."""
+        return self.own_dtypes.get(argument, self.dtypes)
+
+    def returned(self, *args: Any) -> tuple[torch.Tensor, ...]:
+        """All that the schema returns, in plain PyTorch: the outputs, then the statistics."""
+        assert self.reference is not None
+        hidden = [statistic(*args) for statistic in self.statistics.values()]
+        return (*as_tuple(self.reference(*args)), *hidden)
 
     @property
     def kernels(self) -> tuple[schemas.Schema, ...]:
@@ -176,7 +216,7 @@ class Op:
         """Every tensor of the schema read or written once, and the record's operation count."""
         outputs = self._on_meta([a.to("meta") if isinstance(a, torch.Tensor) else a for a in args])
         read = sum_of_bytes(a for a in args if isinstance(a, torch.Tensor))
-        written = sum_of_bytes(outputs)
+        written = sum_of_bytes(outputs[: len(self.outputs)])
         operations = self.operations(*args) if self.operations else 0
         moved = min(self.bytes(*args), read + written) if self.bytes else read + written
         return Cost(moved, operations, min(written, moved), moved)
@@ -213,6 +253,24 @@ class Op:
 
     def _on_meta(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         return as_tuple(getattr(getattr(torch.ops, self.namespace), self.name)(*args))
+
+    def _check_statistics(self) -> None:
+        names = [r.name for r in self.forward.returns]
+        if not self.statistics:
+            return
+        if len(self.statistics) >= len(names) or list(self.statistics) != [
+            r.name for r in self.forward.returns[len(self.outputs) :]
+        ]:
+            raise RecordError(
+                f"the statistics of {self.name} must be the last returns of its schema, in order; "
+                f"the record has {', '.join(self.statistics)}, the schema returns "
+                f"{', '.join(names)}"
+            )
+        if not isinstance(self.backward, Backward):
+            raise RecordError(
+                f"the record of {self.name} has statistics but no Backward, an op with kernels, "
+                "that could use them"
+            )
 
     def _check_names_are_distinct(self) -> None:
         """A backward asks by name, so no two things may have one name."""

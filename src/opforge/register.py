@@ -39,12 +39,9 @@ def register(op: Op) -> None:
 
 
 def _register(library: Library, op: Op) -> None:
-    reference = op.reference
-    assert reference is not None  # the record refuses to be made without one
-
     def checked(*args: Any) -> Any:
         check_arguments(op, args)
-        return reference(*args)
+        return as_result(op.returned(*args))
 
     _define(library, op, op.forward, checked, like=op.like, pointwise=op.pointwise)
     grad = _register_backward(library, op)
@@ -61,7 +58,7 @@ def _register_backward(library: Library, op: Op) -> gradient.Gradient:
     if op.backward is None:
         return _register_derived(library, op, op.forward, op.reference)
     schema = parse(op.backward.schema)
-    grad = gradient.of_op(op.forward, schema, None)
+    grad = gradient.of_op(op.forward, schema, None, op.backward)
     pointwise = op.pointwise and len(schema.returns) == 1
     like = _like_of_backward(op, schema)
     _define(library, op, schema, op.backward.reference, like, pointwise)

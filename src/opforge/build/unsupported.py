@@ -18,9 +18,13 @@ _CONSTRUCTS = [
     (r"#\s*include\s*<cuda_(?:fp16|bf16)\.h>", "CUDA's half types", "use opforge/types.h"),
     (r"<<<", "<<<…>>>", "launch through opforge::launch"),
     (r"\b__shared__\b", "a bare __shared__", "take shared memory from opforge::shared<Struct>()"),
-    (r"\bcp\.async\b|\b__pipeline_", "asynchronous copies", "not there yet"),
-    (r"\bmbarrier\b", "mbarriers", "not there yet"),
-    (r"__cluster_dims__|\bcluster_group\b", "clusters", "not there yet"),
+    (r"\bcp\.async\b|\b__pipeline_", "asynchronous copies", "use bulk_copy() of opforge/async.h"),
+    (r"\bmbarrier\b", "mbarriers", "use Barrier of opforge/async.h"),
+    (
+        r"__cluster_dims__|\bcluster_group\b",
+        "clusters",
+        "launch with Config::cluster, and use opforge/cluster.h",
+    ),
     (r"\basm\s*(?:volatile|__volatile__)?\s*\(|\b__asm", "inline PTX", "give it a plain C++ twin"),
     (
         r"\b__(?:exp|exp10|log|log2|log10|sin|cos|tan|pow|fdivide)f\b",

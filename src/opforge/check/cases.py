@@ -48,11 +48,15 @@ def as_leaves(case: Case, only: int | None = None) -> Case:
     )
 
 
-def terms(case: Case, output: torch.Tensor, rowwise: bool = False) -> int:
+def terms(case: Case, output: torch.Tensor, rowwise: bool | Callable[..., int] = False) -> int:
     """How many terms an element of an output or gradient may add up."""
     tensors = differentiable(case)
     most = max((t.numel() for t in tensors), default=1)
-    row = max((t.shape[-1] for t in tensors if t.dim()), default=1) if rowwise else 1
+    row = 1
+    if callable(rowwise):
+        row = rowwise(*case)
+    elif rowwise:
+        row = max((t.shape[-1] for t in tensors if t.dim()), default=1)
     return max(most // max(output.numel(), 1), row, 1)
 
 
@@ -155,7 +159,7 @@ def true_outputs(op: Op, case: Case) -> Truth:
     """The truth about the outputs for a case."""
     assert op.reference is not None
     reference = op.reference
-    names = [_output_name(op, i) for i in range(len(op.forward.returns))]
+    names = [_output_name(op, i) for i in range(len(op.outputs))]
     summands = differentiable(case)
     return Truth(op, case, names, lambda values: as_tuple(reference(*values)), 2, summands)
 
@@ -229,7 +233,7 @@ def check_backward(
 
 
 def _output_name(op: Op, i: int) -> str:
-    returns = op.forward.returns
+    returns = op.outputs
     return op.name if len(returns) == 1 else f"{returns[i].name} of {op.name}"
 
 

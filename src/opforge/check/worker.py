@@ -104,10 +104,10 @@ def examine(op: Op, seed: int) -> None:
                 f"the reference of {op.name} raises on {what} ({s.describe()}): "
                 f"{type(error).__name__}: {error}"
             ) from None
-        if len(first) != len(op.forward.returns):
+        if len(first) != len(op.outputs):
             raise RecordError(
                 f"the reference of {op.name} returns {len(first)} values, "
-                f"its schema {op.schema!r} has {len(op.forward.returns)}"
+                f"its schema {op.schema!r} has {len(op.outputs)}"
             )
         if not all(bool(compare.same_bits(a, b).all()) for a, b in zip(first, second, strict=True)):
             raise RecordError(

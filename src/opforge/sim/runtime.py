@@ -34,6 +34,8 @@ class Device:
     multiprocessors: int = 132
     threads_per_block: int = 1024
     shared_per_block: int = 49152
+    most_shared_per_block: int = 232448  # with cudaFuncSetAttribute, which opforge::launch does
+    blocks_per_cluster: int = 8
 
 
 H200 = Device()

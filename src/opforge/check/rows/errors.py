@@ -69,7 +69,7 @@ def mixed_dtypes(t: Trial) -> None:
     tried = 0
     for base in t.kinds(t.dtypes[0]):
         for name in base.floats if len(base.floats) > 1 else ():
-            other = next((d for d in t.op.dtypes if d != base.floats[name].dtype), None)
+            other = next((d for d in t.op.allowed(name) if d != base.floats[name].dtype), None)
             if other is None:
                 continue
             tried += 1

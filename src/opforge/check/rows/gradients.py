@@ -93,9 +93,7 @@ def changed_before_backward(t: Trial) -> None:
         if s.elements < 2:
             continue
         outputs = as_tuple(_reference(s))
-        names = [
-            r.name for r, o in zip(t.op.forward.returns, outputs, strict=True) if o.requires_grad
-        ]
+        names = [r.name for r, o in zip(t.op.outputs, outputs, strict=True) if o.requires_grad]
         names += s.floats
         right = cases.check_backward(
             t.op, cases.as_leaves(s.case), lambda o: inputs.random_gradient(o, t.seed), t.place
@@ -123,7 +121,7 @@ def _gradients_after_a_change(s: Situation, name: str) -> Any:
     with s.place():
         outputs = as_tuple(s.op(*case))
         by_name = dict(zip(s.values, case, strict=True))
-        by_name |= {r.name: o for r, o in zip(s.op.forward.returns, outputs, strict=True)}
+        by_name |= {r.name: o for r, o in zip(s.op.outputs, outputs, strict=True)}
         wanted = [o for o in outputs if o.requires_grad]
         grads = [inputs.random_gradient(o, s.seed) for o in wanted]
         try:

@@ -8,6 +8,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -30,6 +32,9 @@ struct Config {
   // Start while the previous kernel of the stream drains; the kernel must call await_previous()
   // before it reads what that one wrote. Hides the launch of a small second kernel.
   bool overlap_previous = false;
+  // So many blocks, neighbours along x, run at the same time and reach each other's shared memory
+  // (cluster.h): at most 8, and grid.x a multiple of it. Only where can_cluster() says so.
+  int cluster = 1;
 };
 
 // In the kernel launched with overlap_previous: all writes of the previous kernel are visible
@@ -60,6 +65,30 @@ inline bool can_overlap(void (*kernel)(Params...)) {
   return facts.ptxVersion >= 90;
 }
 
+// Whether it can be launched with a cluster; the copies of async.h are then done by the GPU's copy
+// engine, too. Code of 9.0 runs on no older GPU.
+template <class... Params>
+inline bool can_cluster(void (*kernel)(Params...)) {
+  return can_overlap(kernel);
+}
+
+// A kernel gets more than 48 KB of dynamic shared memory once the driver has been told.
+template <class... Params>
+inline cudaError_t allow_shared(void (*kernel)(Params...), size_t bytes) {
+  if (bytes <= (48 << 10)) return cudaSuccess;
+  static std::mutex lock;
+  static std::map<std::pair<const void*, int>, size_t> allowed;  // telling takes microseconds
+  int device = 0;
+  cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+  const std::lock_guard hold(lock);
+  size_t& most = allowed[{reinterpret_cast<const void*>(kernel), device}];
+  if (bytes <= most) return cudaSuccess;
+  const cudaError_t code =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
+  if (code == cudaSuccess) most = bytes;
+  return code;
+}
+
 template <class... Params, class... Args>
 inline void launch(void (*kernel)(Params...), const Config& config, Args&&... args) {
   cudaLaunchConfig_t raw = {};
@@ -67,17 +96,28 @@ inline void launch(void (*kernel)(Params...), const Config& config, Args&&... ar
   raw.blockDim = config.block;
   raw.dynamicSmemBytes = config.shared_bytes;
   raw.stream = config.stream;
-  cudaLaunchAttribute overlap = {};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  raw.attrs = &overlap;
-  raw.numAttrs = config.overlap_previous && can_overlap(kernel) ? 1 : 0;
-  const cudaError_t code = cudaLaunchKernelEx(&raw, kernel, Params(std::forward<Args>(args))...);
+  cudaLaunchAttribute attributes[2] = {};
+  raw.attrs = attributes;
+  if (config.overlap_previous && can_overlap(kernel)) {
+    cudaLaunchAttribute& overlap = attributes[raw.numAttrs++];
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (config.cluster != 1) {
+    cudaLaunchAttribute& cluster = attributes[raw.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {unsigned(config.cluster), 1, 1};
+  }
+  cudaError_t code = allow_shared(kernel, config.shared_bytes);
+  if (code == cudaSuccess) {
+    code = cudaLaunchKernelEx(&raw, kernel, Params(std::forward<Args>(args))...);
+  }
   if (code == cudaSuccess) return;
   std::ostringstream what;
   what << "launching a kernel with grid (" << config.grid.x << ", " << config.grid.y << ", "
        << config.grid.z << "), block " << config.block.x << ", " << config.shared_bytes
        << " bytes of shared memory";
+  if (config.cluster != 1) what << ", clusters of " << config.cluster << " blocks";
   cuda_check(code, what.str().c_str());
 }
 

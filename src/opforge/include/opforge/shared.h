@@ -19,4 +19,14 @@ __device__ __forceinline__ Struct& shared() {
 #endif
 }
 
+// The Config::shared_bytes of the launch, at a multiple of 128 bytes.
+__device__ __forceinline__ unsigned char* dynamic_shared() {
+#if defined(OPFORGE_SIM)
+  return static_cast<unsigned char*>(sim::dynamic_shared());
+#else
+  extern __shared__ __align__(128) unsigned char opforge_dynamic_shared[];
+  return opforge_dynamic_shared;
+#endif
+}
+
 }  // namespace opforge

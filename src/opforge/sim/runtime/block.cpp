@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Executes a block: its threads take turns on this host thread, each until it has to wait.
+// Executes a cluster: its threads take turns on this host thread, each until it has to wait.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <span>
 #include <sstream>
 
+#include "async.h"
 #include "report.h"
 #include "shadow.h"
 #include "state.h"
@@ -24,12 +26,12 @@ bool same_place(const Where& a, const Where& b) {
   return a.line() == b.line() && std::strcmp(a.file_name(), b.file_name()) == 0;
 }
 
-int vote(const Worker& w, Vote kind) {
+int vote(const Block& b, Vote kind) {
   int yes = 0;
-  for (const Fiber& f : w.fibers) {
+  for (const Fiber& f : b.fibers) {
     if (f.state == State::at_barrier) yes += f.predicate != 0;
   }
-  if (kind == Vote::all) return yes == w.arrived;
+  if (kind == Vote::all) return yes == b.arrived;
   return kind == Vote::any ? yes > 0 : yes;
 }
 
@@ -40,6 +42,10 @@ std::string waits_for(const Fiber& f) {
   std::ostringstream text;
   if (f.state == State::at_barrier) {
     text << "at the barrier ";
+  } else if (f.state == State::at_phase || f.state == State::at_copies) {
+    text << waits_for_copies(f);
+  } else if (f.state == State::at_cluster) {
+    text << "at the cluster's barrier ";
   } else {
     text << "in " << kOperations[int(f.offer.operation)] << " with mask 0x" << std::hex
          << f.offer.mask << std::dec << " ";
@@ -49,16 +55,18 @@ std::string waits_for(const Fiber& f) {
 }
 
 // Which threads wait where.
-std::string who_waits(const Worker& w) {
+std::string who_waits(std::span<const Fiber> fibers) {
   std::map<std::string, std::pair<int, const Fiber*>> groups;
-  std::map<const void*, std::map<uint32_t, std::string>> told;  // asking for names is slow
+  std::map<const void*, std::map<uint64_t, std::string>> told;  // asking for names is slow
   int exited = 0;
-  for (const Fiber& f : w.fibers) {
+  for (const Fiber& f : fibers) {
     if (f.state == State::done) {
       ++exited;
       continue;
     }
-    auto& text = told[f.site.pc][f.state == State::at_barrier ? 0 : f.offer.mask];
+    uint64_t detail = f.state == State::in_warp ? f.offer.mask : 0;
+    if (f.state == State::at_phase) detail = f.awaits + f.phase;
+    auto& text = told[f.site.pc][detail];
     if (text.empty()) text = waits_for(f);
     auto& group = groups[text];
     if (group.first++ == 0) group.second = &f;
@@ -72,32 +80,34 @@ std::string who_waits(const Worker& w) {
   return text.str();
 }
 
-void release_barrier(Worker& w) {
+void release_barrier(Block& b) {
   const Fiber* first = nullptr;
-  for (const Fiber& f : w.fibers) {
+  for (const Fiber& f : b.fibers) {
     if (f.state != State::at_barrier) continue;
     if (first == nullptr) first = &f;
     if (!same_place(f.site.where, first->site.where)) {
-      report("barrier", "threads of a block wait at different barriers" + who_waits(w), f.site.pc);
-      w.abandoned = true;
+      report("barrier", "threads of a block wait at different barriers" + who_waits(b.fibers),
+             f.site.pc);
+      worker->abandoned = true;
       return;
     }
   }
-  if (w.alive < w.launch->threads && !w.exited_early) {
-    w.exited_early = true;
+  const int exited = int(b.fibers.size()) - b.alive;
+  if (exited > 0 && !b.exited_early) {
+    b.exited_early = true;
     warn("early-exit",
-         std::to_string(w.launch->threads - w.alive) + " threads of block " + name_of_block(w) +
+         std::to_string(exited) + " threads of block " + name_of_block(b) +
              " exited before the others wait at a barrier",
          first->site.pc);
   }
-  const int result = first->vote == Vote::none ? 0 : vote(w, first->vote);
-  w.arrived = 0;
-  for (Fiber& f : w.fibers) {
+  const int result = first->vote == Vote::none ? 0 : vote(b, first->vote);
+  b.arrived = 0;
+  for (Fiber& f : b.fibers) {
     if (f.state != State::at_barrier) continue;
     f.state = State::ready;
     f.result = uint64_t(result);
   }
-  shadow::barrier(w);
+  shadow::barrier(b);
   traffic::barrier();
 }
 
@@ -106,16 +116,17 @@ bool resolve_active_mask(Worker& w) {
   for (Fiber& first : w.fibers) {
     if (first.state != State::at_active_mask) continue;
     uint32_t mask = 0;
+    const auto& fibers = first.block->fibers;
     const int base = first.warp() * kWarp;
-    const int end = std::min<int>(base + kWarp, int(w.fibers.size()));
+    const int end = std::min<int>(base + kWarp, int(fibers.size()));
     const auto together = [&](const Fiber& f) {
       return f.state == State::at_active_mask && same_place(f.site.where, first.site.where);
     };
-    for (int i = base; i < end; ++i) mask |= uint32_t(together(w.fibers[i])) << (i - base);
+    for (int i = base; i < end; ++i) mask |= uint32_t(together(fibers[i])) << (i - base);
     for (int i = base; i < end; ++i) {
       if ((mask >> (i - base) & 1) == 0) continue;
-      w.fibers[i].result = mask;
-      w.fibers[i].state = State::ready;
+      fibers[i].result = mask;
+      fibers[i].state = State::ready;
     }
     return true;
   }
@@ -123,14 +134,22 @@ bool resolve_active_mask(Worker& w) {
 }
 
 void exit_thread(Worker& w, Fiber& f) {
+  Block& b = *f.block;
+  if (w.async != nullptr) check_stores(w, f);
   f.state = State::done;
   --w.alive;
-  WarpState& state = w.warps[f.warp()];
+  --b.alive;
+  WarpState& state = b.warps[f.warp()];
   state.alive &= ~(1u << f.lane());
-  if (w.alive > 0 && w.arrived == w.alive) release_barrier(w);
+  if (b.alive > 0 && b.arrived == b.alive) release_barrier(b);
   for (int i = 0; i < kWarp && state.waiting != 0; ++i) {
-    if (state.waiting >> i & 1) try_complete(w, f.warp(), i);
+    if (state.waiting >> i & 1) try_complete(b, f.warp(), i);
   }
+  if (f.generation % 2 != 0 && f.generation / 2 == w.cluster_barriers) --w.cluster_arrived;
+  try_complete_cluster(w);
+  if (b.alive > 0) return;
+  shadow::end_block(b);
+  if (w.async != nullptr) check_copies(w, b);
 }
 
 void run_thread() {
@@ -142,37 +161,58 @@ void run_thread() {
   std::abort();  // a thread that is done is never continued
 }
 
-void start_block(Worker& w, int64_t number) {
-  const Launch& l = *w.launch;
+void start_block(Block& b, const Launch& l, int64_t number) {
   const int64_t gx = l.grid.x, gy = l.grid.y;
-  w.block = uint32_t(number);
-  blockIdx = {Index::of(number % gx), Index::of(number / gx % gy), Index::of(number / gx / gy)};
-  w.alive = l.threads;
-  w.arrived = 0;
-  w.abandoned = w.exited_early = false;
-  for (Fiber& f : w.fibers) {
+  b.number = uint32_t(number);
+  b.index = {Index::of(number % gx), Index::of(number / gx % gy), Index::of(number / gx / gy)};
+  b.alive = l.threads;
+  b.arrived = 0;
+  b.exited_early = false;
+  for (Fiber& f : b.fibers) {
     f.state = State::ready;
     f.context.stack_pointer = nullptr;  // not started
     f.awaited = false;
+    f.generation = 0;
+    f.cluster_ordered = 0;
   }
-  for (size_t i = 0; i < w.warps.size(); ++i) {
+  for (size_t i = 0; i < b.warps.size(); ++i) {
     const int lanes = std::min(kWarp, l.threads - int(i) * kWarp);
-    w.warps[i].alive = lanes == kWarp ? ~0u : (1u << lanes) - 1;
-    w.warps[i].waiting = 0;
+    b.warps[i].alive = lanes == kWarp ? ~0u : (1u << lanes) - 1;
+    b.warps[i].waiting = 0;
   }
-  for (SharedPart& part : w.shared) part.taken = false;
-  shadow::begin_block(w);
+  for (SharedPart& part : b.shared) part.taken = false;
+}
+
+void start_cluster(Worker& w, int64_t number) {
+  for (Block& b : w.blocks) {
+    start_block(b, *w.launch, number * int64_t(w.blocks.size()) + b.rank);
+  }
+  w.alive = int(w.fibers.size());
+  w.cluster_arrived = 0;
+  w.cluster_barriers = 0;
+  w.relaxed = false;
+  w.abandoned = false;
+  w.async.reset();
+  shadow::begin_cluster(w);
   w.started = now();
+}
+
+std::string name_of_cluster(const Worker& w) {
+  std::string name = "block " + name_of_block(w.blocks.front());
+  if (w.blocks.size() > 1)
+    name = "the cluster of " + name + " to " + name_of_block(w.blocks.back());
+  return name;
 }
 
 }  // namespace
 
 void execute(Worker& w, int64_t number) {
-  start_block(w, number);
+  start_cluster(w, number);
   while (w.alive > 0 && !w.abandoned) {
     bool ran = false;
     if (settings.seed >= 0) std::shuffle(w.order.begin(), w.order.end(), w.random);
     for (const int i : w.order) {
+      if (w.async != nullptr && settings.seed >= 0) land_some(w);
       Fiber& f = w.fibers[i];
       if (f.state != State::ready) continue;
       ran = true;
@@ -183,6 +223,7 @@ void execute(Worker& w, int64_t number) {
       }
       w.running = &f;
       threadIdx = f.index;
+      blockIdx = f.block->index;
       in_kernel = true;
       switch_to(w.scheduler, f.context, f.stack);
       in_kernel = false;
@@ -204,19 +245,19 @@ void execute(Worker& w, int64_t number) {
                  "another block's write never ends",
              w.late);
       w.abandoned = true;
-    } else if (!ran && !resolve_active_mask(w)) {
+    } else if (!ran && !w.abandoned && !resolve_active_mask(w) && !land_oldest(w)) {
       const Fiber* stuck = nullptr;
       for (const Fiber& f : w.fibers) {
         if (f.state != State::done && stuck == nullptr) stuck = &f;
       }
-      report("deadlock", "no thread of block " + name_of_block(w) + " can go on" + who_waits(w),
+      report("deadlock", "no thread of " + name_of_cluster(w) + " can go on" + who_waits(w.fibers),
              stuck->site.pc);
       w.abandoned = true;
     }
   }
   w.running = nullptr;
   if (w.abandoned) w.launch->stop = true;
-  traffic::end_block(w);
+  traffic::end_cluster();
 }
 
 void suspend(bool done) {
@@ -231,13 +272,13 @@ void abandon() {
 }
 
 int block_barrier(Vote kind, int predicate, const Where& where) {
-  Worker& w = *worker;
-  Fiber& f = *w.running;
+  Fiber& f = *worker->running;
+  Block& b = *f.block;
   f.site = {where, __builtin_return_address(0)};
   f.vote = kind;
   f.predicate = predicate;
   f.state = State::at_barrier;
-  if (++w.arrived == w.alive) release_barrier(w);
+  if (++b.arrived == b.alive) release_barrier(b);
   suspend();  // also the last one to come: the others are to go on in their order
   return int(f.result);
 }
@@ -251,7 +292,7 @@ uint32_t active_mask(const Where& where) {
 }
 
 std::string name_of(const Fiber& f) {
-  return name_of_thread(*worker->launch, worker->block, f.number);
+  return name_of_thread(*worker->launch, f.block->number, f.number);
 }
 
 std::string name_of_thread(const Launch& l, uint32_t block, int thread) {
@@ -269,6 +310,6 @@ std::string name_of_block(const Launch& l, uint32_t block) {
   return text.str();
 }
 
-std::string name_of_block(const Worker& w) { return name_of_block(*w.launch, w.block); }
+std::string name_of_block(const Block& b) { return name_of_block(*worker->launch, b.number); }
 
 }  // namespace opforge::sim

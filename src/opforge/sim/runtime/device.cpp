@@ -10,32 +10,53 @@
 
 namespace opforge::sim {
 
-void* shared_memory(const void* key, size_t bytes, size_t alignment) {
-  Worker& w = *worker;
+namespace {
+
+const char kDynamic = 0;  // the key of dynamic shared memory
+
+}  // namespace
+
+SharedPart& shared_of(Block& b, const void* key, size_t bytes, size_t alignment, const void* pc) {
   SharedPart* part = nullptr;
-  size_t taken = bytes;
-  for (SharedPart& p : w.shared) {
+  size_t fixed = key == &kDynamic ? 0 : bytes;  // of static shared memory
+  for (SharedPart& p : b.shared) {
     if (p.key == key) part = &p;
-    if (p.key != key && p.taken) taken += p.bytes;
+    if (p.key != key && p.key != &kDynamic && p.taken) fixed += p.bytes;
   }
   if (part == nullptr) {
     void* memory = nullptr;
     // Of this very size, so that AddressSanitizer sees its end.
     if (posix_memalign(&memory, std::max(alignment, size_t(128)), bytes) != 0) std::abort();
-    part = &w.shared.emplace_back(SharedPart{key, bytes, static_cast<char*>(memory), false});
+    part = &b.shared.emplace_back(SharedPart{key, bytes, static_cast<char*>(memory), false});
   }
   if (!part->taken) {
-    if (taken > size_t(settings.shared_per_block)) {
+    const size_t all = fixed + worker->launch->shared_bytes;
+    const bool too_much = fixed > size_t(settings.shared_per_block);
+    if (too_much || all > size_t(settings.most_shared_per_block)) {
       report("shared-memory",
-             "the kernel asks for " + std::to_string(taken) + " bytes of shared memory, " +
-                 std::to_string(settings.shared_per_block) + " is the limit",
-             __builtin_return_address(0));
+             "the kernel asks for " + std::to_string(too_much ? fixed : all) +
+                 " bytes of shared memory, " +
+                 std::to_string(too_much ? settings.shared_per_block
+                                         : settings.most_shared_per_block) +
+                 " is the limit",
+             pc);
     }
     part->taken = true;
     std::memset(part->memory, 0xff, bytes);  // NaN: a block finds nothing there
     shadow::fresh_shared(part->memory, bytes);
   }
-  return part->memory;
+  return *part;
+}
+
+void* shared_memory(const void* key, size_t bytes, size_t alignment) {
+  return shared_of(*worker->running->block, key, bytes, alignment, __builtin_return_address(0))
+      .memory;
+}
+
+void* dynamic_shared() {
+  return shared_of(*worker->running->block, &kDynamic, worker->launch->shared_bytes, 128,
+                   __builtin_return_address(0))
+      .memory;
 }
 
 void await_previous() { worker->running->awaited = true; }

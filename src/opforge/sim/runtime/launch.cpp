@@ -23,10 +23,12 @@
 #include "traffic.h"
 
 const char* cudaGetErrorName(cudaError_t code) {
+  if (code == cudaErrorInvalidClusterSize) return "cudaErrorInvalidClusterSize";
   return code == cudaSuccess ? "cudaSuccess" : "cudaErrorInvalidValue";
 }
 
 const char* cudaGetErrorString(cudaError_t code) {
+  if (code == cudaErrorInvalidClusterSize) return "cluster misconfiguration";
   return code == cudaSuccess ? "no error" : "invalid argument";
 }
 
@@ -180,20 +182,34 @@ Stack this_threads_stack() {
   return {static_cast<char*>(low), static_cast<char*>(low) + size};
 }
 
+size_t stacks_needed(const Launch& l) {
+  return (size_t(l.threads) * l.cluster + Stacks::kCount - 1) / Stacks::kCount;
+}
+
 void work(Launch& l) {
   Worker w;
   w.launch = &l;
   w.own_stack = this_threads_stack();
-  for (size_t i = Stacks::kCount; i-- > 0;) w.free_stacks.push_back(w.stacks[i]);
-  w.fibers.resize(size_t(l.threads));
-  w.warps.resize(size_t((l.threads + kWarp - 1) / kWarp));
-  w.order.resize(size_t(l.threads));
+  for (size_t n = stacks_needed(l); n > 0; --n) {
+    const Stacks& more = *w.stacks.emplace_back(std::make_unique<Stacks>());
+    for (size_t i = Stacks::kCount; i-- > 0;) w.free_stacks.push_back(more[i]);
+  }
+  const size_t threads = size_t(l.threads);
+  w.fibers.resize(threads * l.cluster);
+  w.order.resize(w.fibers.size());
   std::iota(w.order.begin(), w.order.end(), 0);
+  w.blocks.resize(l.cluster);
   const int bx = int(l.block.x), by = int(l.block.y);
-  for (int i = 0; i < l.threads; ++i) {
-    Fiber& f = w.fibers[i];
-    f.number = i;
-    f.index = {Index::of(i % bx), Index::of(i / bx % by), Index::of(i / bx / by)};
+  for (Block& b : w.blocks) {
+    b.rank = int(&b - w.blocks.data());
+    b.fibers = std::span(w.fibers).subspan(threads * size_t(b.rank), threads);
+    b.warps.resize((threads + kWarp - 1) / kWarp);
+    for (int i = 0; i < l.threads; ++i) {
+      Fiber& f = b.fibers[size_t(i)];
+      f.block = &b;
+      f.number = i;
+      f.index = {Index::of(i % bx), Index::of(i / bx % by), Index::of(i / bx / by)};
+    }
   }
   blockDim = {Index::of(bx), Index::of(by), Index::of(l.block.z)};
   gridDim = {Index::of(l.grid.x), Index::of(l.grid.y), Index::of(l.grid.z)};
@@ -204,7 +220,7 @@ void work(Launch& l) {
     const Watchdog watchdog;
     for (;;) {
       const int64_t turn = l.next.fetch_add(1);
-      if (turn >= l.blocks || l.stop) break;
+      if (turn >= l.blocks / l.cluster || l.stop) break;
       const int64_t number = l.order.empty() ? turn : l.order[size_t(turn)];
       if (settings.seed >= 0)
         w.random.seed(uint64_t(settings.seed) * 0x9e3779b97f4a7c15u + uint64_t(number));
@@ -212,7 +228,9 @@ void work(Launch& l) {
     }
   }
   worker = nullptr;
-  for (const SharedPart& part : w.shared) free(part.memory);
+  for (const Block& b : w.blocks) {
+    for (const SharedPart& part : b.shared) free(part.memory);
+  }
 }
 
 int host_threads(const Launch& l) {
@@ -222,39 +240,65 @@ int host_threads(const Launch& l) {
   const int most = sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores) : 1;
   // Each maps two thousand pieces of memory, its stacks; and it costs as much as some thousand
   // simulated threads.
-  const int64_t worthwhile = std::min<int64_t>(l.blocks * l.threads / 8192, l.blocks);
-  return int(std::clamp<int64_t>(worthwhile, 1, std::min(most, 16)));
+  const int64_t worthwhile = std::min<int64_t>(l.blocks * l.threads / 8192, l.blocks / l.cluster);
+  const int room = int(16 / stacks_needed(l));  // a process has but so many mappings
+  return int(std::clamp<int64_t>(worthwhile, 1, std::min(most, room)));
+}
+
+// How much dynamic shared memory each kernel may have.
+std::mutex allowed_lock;
+std::map<const void*, int64_t> allowed;
+
+int64_t most_dynamic_shared(const void* kernel) {
+  const std::lock_guard hold(allowed_lock);
+  const auto found = allowed.find(kernel);
+  return std::min(std::max(settings.shared_per_block, found == allowed.end() ? 0 : found->second),
+                  settings.most_shared_per_block);
 }
 
 // What cudaLaunchKernelEx says on an H200 to each of these. (A launch by <<<>>> has other names.)
-cudaError_t check(const cudaLaunchConfig_t& c) {
+cudaError_t check(const cudaLaunchConfig_t& c, const Kernel& kernel, unsigned cluster) {
   const dim3 g = c.gridDim, b = c.blockDim;
   const auto within = [](unsigned value, int64_t most) { return value >= 1 && value <= most; };
   if (!within(g.x, 0x7fffffff) || !within(g.y, 65535) || !within(g.z, 65535) ||
       !within(b.x, 1024) || !within(b.y, 1024) || !within(b.z, 64) ||
       int64_t(b.x) * b.y * b.z > settings.threads_per_block ||
-      c.dynamicSmemBytes > size_t(settings.shared_per_block)) {
+      int64_t(c.dynamicSmemBytes) > most_dynamic_shared(kernel.function)) {
     return cudaErrorInvalidValue;
   }
+  if (!within(cluster, settings.blocks_per_cluster)) return cudaErrorInvalidClusterSize;
+  if (g.x % cluster != 0) return cudaErrorInvalidValue;
   return cudaSuccess;
 }
 
 }  // namespace
 
+cudaError_t allow_shared(const void* kernel, int bytes) {
+  if (bytes < 0 || bytes > settings.most_shared_per_block) return cudaErrorInvalidValue;
+  const std::lock_guard hold(allowed_lock);
+  allowed[kernel] = bytes;
+  return cudaSuccess;
+}
+
 cudaError_t launch(const cudaLaunchConfig_t& config, const Kernel& kernel) {
   static std::mutex one_at_a_time;  // streams are not simulated: launches follow each other
   const std::lock_guard hold(one_at_a_time);
-  if (const cudaError_t code = check(config); code != cudaSuccess) return code;
-  check_placement(config, kernel, __builtin_return_address(0));
   Launch l;
+  for (unsigned i = 0; i < config.numAttrs; ++i) {
+    const cudaLaunchAttribute& attribute = config.attrs[i];
+    if (attribute.id == cudaLaunchAttributeClusterDimension) l.cluster = attribute.val.clusterDim.x;
+    if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) l.overlaps = true;
+  }
+  if (const cudaError_t code = check(config, kernel, l.cluster); code != cudaSuccess) return code;
+  check_placement(config, kernel, __builtin_return_address(0));
   l.grid = config.gridDim;
   l.block = config.blockDim;
   l.kernel = kernel;
-  l.overlaps = config.numAttrs > 0;
+  l.shared_bytes = config.dynamicSmemBytes;
   l.threads = int(l.block.x * l.block.y * l.block.z);
   l.blocks = int64_t(l.grid.x) * l.grid.y * l.grid.z;
   if (settings.seed >= 0) {
-    l.order.resize(size_t(l.blocks));
+    l.order.resize(size_t(l.blocks / l.cluster));
     std::iota(l.order.begin(), l.order.end(), 0u);
     std::shuffle(l.order.begin(), l.order.end(), std::mt19937_64(uint64_t(settings.seed)));
   }
@@ -288,6 +332,8 @@ extern "C" __attribute__((visibility("default"))) bool opforge_sim_set(const cha
       {"multiprocessors", &settings.multiprocessors},
       {"threads_per_block", &settings.threads_per_block},
       {"shared_per_block", &settings.shared_per_block},
+      {"most_shared_per_block", &settings.most_shared_per_block},
+      {"blocks_per_cluster", &settings.blocks_per_cluster},
       {"seed", &settings.seed},
       {"timeout", &settings.timeout},
       {"race", &settings.race},

@@ -26,12 +26,14 @@ const Range* allocation(uintptr_t address) {
   return nullptr;
 }
 
-const SharedPart* shared_part(const Worker& w, uintptr_t address) {
-  for (const SharedPart& p : w.shared) {
-    const auto low = reinterpret_cast<uintptr_t>(p.memory);
-    if (p.taken && address >= low && address < low + p.bytes) return &p;
+SharedAt shared_at(Worker& w, uintptr_t address) {
+  for (Block& b : w.blocks) {
+    for (const SharedPart& p : b.shared) {
+      const auto low = reinterpret_cast<uintptr_t>(p.memory);
+      if (p.taken && address >= low && address < low + p.bytes) return {&b, &p};
+    }
   }
-  return nullptr;
+  return {};
 }
 
 bool is_poison(uintptr_t address, size_t bytes) {
@@ -39,10 +41,11 @@ bool is_poison(uintptr_t address, size_t bytes) {
   return std::all_of(p, p + bytes, [](unsigned char c) { return c == 0xff; });
 }
 
-std::string memory_at(const Worker& w, uintptr_t address) {
-  if (const SharedPart* p = shared_part(w, address)) {
+std::string memory_at(Worker& w, uintptr_t address) {
+  if (const auto [owner, p] = shared_at(w, address); p != nullptr) {
     return "shared memory (byte " + std::to_string(address - uintptr_t(p->memory)) + " of " +
-           std::to_string(p->bytes) + ")";
+           std::to_string(p->bytes) +
+           (w.blocks.size() > 1 ? " in block " + name_of_block(*owner) : "") + ")";
   }
   if (const Range* r = allocation(address)) {
     return "global memory (byte " + std::to_string(address - r->low) + " of " +

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which memory is whose: the shared memory of the block that runs, and what the op has allocated.
+// Which memory is whose: the shared memory of the blocks that run, and what the op has allocated.
 #pragma once
 
 #include <string>
@@ -15,11 +15,15 @@ struct Range {
 
 // The allocation of the running op that holds an address, if any.
 const Range* allocation(uintptr_t address);
-// The part of the running block's shared memory that holds it, if any.
-const SharedPart* shared_part(const Worker& w, uintptr_t address);
+// The shared memory of the running cluster that holds it, if any, and whose that is.
+struct SharedAt {
+  Block* owner = nullptr;
+  const SharedPart* part = nullptr;
+};
+SharedAt shared_at(Worker& w, uintptr_t address);
 // Whether memory is as `allocated` left it, or the host has used it since.
 bool is_poison(uintptr_t address, size_t bytes);
 // "shared memory (byte 4 of 128)"
-std::string memory_at(const Worker& w, uintptr_t address);
+std::string memory_at(Worker& w, uintptr_t address);
 
 }  // namespace opforge::sim::shadow

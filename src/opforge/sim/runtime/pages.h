@@ -16,11 +16,19 @@ struct Access {
   uint64_t thread : 11 = 0;
   uint64_t many_warps : 1 = 0;  // of one block
   uint64_t many_blocks : 1 = 0;
-  uint64_t before : 1 = 0;  // one of them was of the kernel before, which this one overlaps
-  uint32_t moment = 0;      // block and barrier epoch; 0: never
-  uint32_t stamp = 0;       // the warp's clock; of many blocks the latest epoch
-  uint32_t lanes = 0;       // of the warp
-  uint32_t second = 0;      // of many warps another thread, of many blocks another moment
+  uint64_t one_cluster : 1 = 0;  // whose blocks these are
+  uint64_t copy : 1 = 0;         // by an engine, for the thread
+  uint64_t before : 1 = 0;       // one of them was of the kernel before, which this one overlaps
+  uint32_t moment = 0;           // block, barrier epoch and cluster generation; 0: never
+  // The warp's clock; of many blocks the latest epoch, or in one cluster the latest generation.
+  // Of a copy its phase.
+  uint32_t stamp = 0;
+  uint32_t lanes = 0;  // of the warp; of a copy its engine
+  // Of many warps another thread or a group, of many blocks another moment, of a copy that writes
+  // whether it was sent.
+  uint32_t second = 0;
+
+  bool sent() const { return copy && second == 1; }
 };
 
 struct Cell {

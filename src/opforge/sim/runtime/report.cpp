@@ -98,7 +98,9 @@ std::string describe(const void* pc) {
   std::string text;
   for (const auto& [function, place] : frames(before(pc))) {
     const std::string shown = base_name(place);
-    if (place.find("opforge_sim/") != std::string::npos || shown.starts_with("cuda_runtime.h"))
+    if (place.find("opforge_sim/") != std::string::npos || shown.starts_with("cuda_runtime.h") ||
+        place.find("opforge/async.h") != std::string::npos ||
+        place.find("opforge/cluster.h") != std::string::npos)
       continue;
     if (shown.starts_with("tuple:") || shown.starts_with("invoke.h:") ||
         shown.starts_with("host_api.h:"))

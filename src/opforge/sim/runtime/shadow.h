@@ -2,22 +2,34 @@
 // Who last wrote and read each piece of memory, and whether that happened before what is done now.
 //
 // Order on a GPU comes from: __syncthreads for the threads of a block, __syncwarp for the lanes it
-// names, the end of a kernel, and between blocks from a device fence before an atomic that the
-// other side sees before a fence or barrier of its own. Shuffles and votes order nothing.
+// names, the cluster's barrier for its threads, the end of a kernel, and between blocks from a
+// device fence before an atomic that the other side sees before a fence or barrier of its own.
+// Shuffles and votes order nothing. A bulk copy comes after what its thread did before asking for
+// it, and before what is done by those who know that its phase is over.
 #pragma once
 
 #include "state.h"
 
 namespace opforge::sim::shadow {
 
-enum class Kind { read, write, atomic };
+enum class Kind { read, write, atomic, barrier, copy_to, copy_from, send };
+
+// Does copies beside the threads; they are over for those who know that the phase is.
+struct Engine {
+  static constexpr uint32_t kNever = ~0u;  // a phase that is over with the kernel
+  uint32_t number, phase;
+};
 
 void begin_launch(const Launch& l);
-void begin_block(Worker& w);
-void barrier(Worker& w);
-void warp_sync(Worker& w, int warp, uint32_t lanes);
+void begin_cluster(Worker& w);
+void end_block(Block& b);
+void barrier(Block& b);
+void warp_sync(Block& b, int warp, uint32_t lanes);
+void new_generation(Fiber& f);  // it has arrived at or passed the cluster's barrier
+void cluster_barrier(Worker& w);
 void fresh_shared(const void* address, size_t bytes);
 
-void access(uintptr_t address, size_t bytes, Kind kind, const void* pc);
+void access(uintptr_t address, size_t bytes, Kind kind, const void* pc,
+            const Engine* engine = nullptr);
 
 }  // namespace opforge::sim::shadow

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A launch, its workers, the block each of them executes, and that block's threads.
+// A launch, its workers, the cluster of blocks each of them executes, and their threads.
 #pragma once
 
 #include <opforge_sim/host_api.h>
@@ -7,7 +7,9 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -24,11 +26,24 @@ struct Site {
   const void* pc = nullptr;
 };
 
-enum class State : uint8_t { ready, at_barrier, in_warp, at_active_mask, done };
+enum class State : uint8_t {
+  ready,
+  at_barrier,
+  in_warp,
+  at_active_mask,
+  at_cluster,
+  at_phase,
+  at_copies,
+  done
+};
+
+struct Async;
+struct Block;
 
 // A CUDA thread.
 struct Fiber {
   Index3 index{};  // threadIdx
+  Block* block = nullptr;
   Context context;
   Stack stack;
   State state = State::ready;
@@ -39,6 +54,12 @@ struct Fiber {
   Offer offer{};
   uint64_t result = 0;
   bool awaited = false;  // the previous kernel
+  uint32_t moment = 0;   // its block, barrier epoch and cluster generation, for the shadow
+  // Two for each cluster barrier behind it, and one more if it has arrived at the next.
+  uint32_t generation = 0;
+  uint32_t cluster_ordered = 0;  // the last of those barriers that orders memory, counted from 1
+  uintptr_t awaits = 0;          // a barrier of async.h
+  uint32_t phase = 0;            // its phase, or the groups of copies that must be over
 
   int lane() const { return number % kWarp; }
   int warp() const { return number / kWarp; }
@@ -60,37 +81,59 @@ struct SharedPart {
   bool taken;  // by the block being executed
 };
 
+// Of another block's shared memory.
+struct Visit {
+  const void* pc = nullptr;
+  int thread = 0;
+  uint32_t generation = 0;
+};
+
+struct Block {
+  uint32_t number = 0;  // in the grid
+  int rank = 0;         // in the cluster
+  Index3 index{};       // blockIdx
+  std::span<Fiber> fibers;
+  std::vector<WarpState> warps;
+  std::vector<SharedPart> shared;
+  std::vector<Visit> visits;  // to this block's shared memory, the last by each rank
+  int alive = 0, arrived = 0;
+  bool exited_early = false;  // said once
+};
+
 struct Launch {
   dim3 grid, block;
   Kernel kernel;
-  bool overlaps = false;  // the kernel before it
-  int threads = 0;        // of a block
+  size_t shared_bytes = 0;  // dynamic
+  unsigned cluster = 1;     // blocks
+  bool overlaps = false;    // the kernel before it
+  int threads = 0;          // of a block
   int64_t blocks = 0;
-  std::atomic<int64_t> next{0};  // block to execute
+  std::atomic<int64_t> next{0};  // cluster to execute
   std::atomic<bool> stop{false};
-  std::vector<uint32_t> order;  // of the blocks, where a seed shuffles them
+  std::vector<uint32_t> order;  // of the clusters, where a seed shuffles them
 };
 
-// One host thread that executes blocks.
+// One host thread that executes clusters; without them a block is a cluster of its own.
 struct Worker {
   Launch* launch = nullptr;
   Context scheduler;
   Stack own_stack;
-  Stacks stacks;
+  std::vector<std::unique_ptr<Stacks>> stacks;
   std::vector<Stack> free_stacks;  // last in, first out: a kernel without barriers needs but one
-  std::vector<Fiber> fibers;
-  std::vector<WarpState> warps;
-  std::vector<SharedPart> shared;
+  std::vector<Fiber> fibers;       // of all blocks
+  std::vector<Block> blocks;
   std::vector<int> order;  // in which threads get their turn
-  uint32_t block = 0;      // its number
-  uint32_t moment = 0;     // the block and its barrier epoch, for the shadow
-  int alive = 0, arrived = 0;
-  bool exited_early = false;  // said once
-  bool abandoned = false;     // the block cannot go on
+  int alive = 0;           // of all threads
+  int cluster_arrived = 0;
+  uint32_t cluster_barriers = 0;  // that all have come to
+  bool relaxed = false;           // an arrival at the next one
+  bool last_relaxed = false;      // one at the last one
+  std::shared_ptr<Async> async;   // if the kernel has barriers or copies of async.h
+  bool abandoned = false;         // the cluster cannot go on
   std::mt19937_64 random;
-  double started = 0;  // the block, by a monotonic clock
+  double started = 0;  // the cluster, by a monotonic clock
   Fiber* running = nullptr;
-  const void* late = nullptr;  // where a thread was when the block's time was up
+  const void* late = nullptr;  // where a thread was when the time was up
   struct {
     const void *pc, *address;
   } crashed{};  // where a thread was when it accessed memory that is not there
@@ -99,13 +142,19 @@ struct Worker {
 extern __thread Worker* worker;
 extern __thread bool in_kernel;  // device code runs on this host thread
 
-// Executes one block on this worker.
+// Executes one cluster on this worker.
 void execute(Worker& w, int64_t number);
-// Lets the other threads of the block run until this one is ready again, or for good.
+// Lets the other threads run until this one is ready again, or for good.
 void suspend(bool done = false);
 // Completes what lane `at` of a warp waits in, if all lanes it names have come.
-void try_complete(Worker& w, int warp, int at);
-// Ends the current thread's block for good. Does not return.
+void try_complete(Block& b, int warp, int at);
+// Completes the cluster barrier, if all threads that are left have arrived.
+void try_complete_cluster(Worker& w);
+// Shared memory of a block, as shared_memory(), for device code at `pc`.
+SharedPart& shared_of(Block& b, const void* key, size_t bytes, size_t alignment, const void* pc);
+// The same variable in block `rank` of the cluster; reports and ends the cluster if it has none.
+void* peer_address(void* shared, int rank, const void* pc);
+// Ends the current thread's cluster for good. Does not return.
 [[noreturn]] void abandon();
 // Ends it if its time is up; `pc` is where the current thread is.
 void check_time(const void* pc);
@@ -115,6 +164,6 @@ double now();
 std::string name_of(const Fiber& fiber);
 std::string name_of_thread(const Launch& launch, uint32_t block, int thread);
 std::string name_of_block(const Launch& launch, uint32_t block);
-std::string name_of_block(const Worker& w);
+std::string name_of_block(const Block& block);
 
 }  // namespace opforge::sim

@@ -45,7 +45,7 @@ struct Touched {
 };
 
 Totals totals;
-std::unordered_map<uint64_t, Place> places;  // of the block that runs
+std::unordered_map<uint64_t, Place> places;  // of the cluster that runs
 std::unordered_map<uintptr_t, Touched> touched;
 std::string finished;  // lines for Python
 std::mutex lock;
@@ -92,6 +92,14 @@ void count_request(const Lane* first, const Lane* last) {
   ++totals.requests[first->write];
   totals.bytes[first->write] += bytes;
   totals.sectors[first->write] += sectors.size();
+}
+
+void touch(uintptr_t address, size_t bytes, bool write) {
+  for (uintptr_t s = address / kSector; s * kSector < address + bytes; ++s) {
+    auto& sectors = touched[s * kSector / kPage].sectors[write];
+    const uintptr_t within = s % (kPage / kSector);
+    sectors[within / 64] |= uint64_t(1) << within % 64;
+  }
 }
 
 void flush() {
@@ -142,24 +150,27 @@ void end_launch(const Launch& l) {
   finished += line.str();
 }
 
-void end_block(Worker&) {
+void end_cluster() {
   if (settings.traffic) flush();
 }
 
 void barrier() { totals.barriers += settings.traffic != 0; }
 
+void copy(uintptr_t address, size_t bytes, bool write) {
+  touch(address, bytes, write);
+  const uint64_t sectors = (address % kSector + bytes + kSector - 1) / kSector;
+  ++totals.requests[write];
+  totals.bytes[write] += bytes;
+  totals.sectors[write] += sectors;
+  totals.fewest[write] += std::min<uint64_t>(sectors, (bytes + 31) / kSector);
+}
+
 void access(uintptr_t address, size_t bytes, bool write, const void* pc) {
-  const Worker& w = *worker;
-  const Fiber& f = *w.running;
-  const bool shared = shadow::shared_part(w, address) != nullptr;
-  if (!shared) {
-    for (uintptr_t s = address / kSector; s * kSector < address + bytes; ++s) {
-      auto& sectors = touched[s * kSector / kPage].sectors[write];
-      const uintptr_t within = s % (kPage / kSector);
-      sectors[within / 64] |= uint64_t(1) << within % 64;
-    }
-  }
-  const uint64_t key = reinterpret_cast<uintptr_t>(pc) * 64 + uint64_t(f.warp()) * 2 + write;
+  const Fiber& f = *worker->running;
+  const bool shared = shadow::shared_at(*worker, address).part != nullptr;
+  if (!shared) touch(address, bytes, write);
+  const uint64_t warp = uint64_t(f.block->rank * kWarp + f.warp());
+  const uint64_t key = reinterpret_cast<uintptr_t>(pc) * 512 + warp * 2 + write;
   Place& place = places[key];
   // A range longer than an instruction moves is several of them.
   for (size_t done = 0; done < bytes; done += 16) {

@@ -8,8 +8,9 @@ namespace opforge::sim::traffic {
 
 void begin_launch(const Launch& l);
 void end_launch(const Launch& l);
-void end_block(Worker& w);
+void end_cluster();
 void barrier();
+void copy(uintptr_t address, size_t bytes, bool write);  // to or from global memory, in bulk
 void access(uintptr_t address, size_t bytes, bool write, const void* pc);
 
 }  // namespace opforge::sim::traffic

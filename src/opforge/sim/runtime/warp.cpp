@@ -106,9 +106,9 @@ uint64_t outcome(const Fiber& f, const Fiber* lanes, uint32_t present) {
 
 }  // namespace
 
-void try_complete(Worker& w, int warp, int at) {
-  WarpState& state = w.warps[warp];
-  Fiber* lanes = &w.fibers[warp * kWarp];
+void try_complete(Block& b, int warp, int at) {
+  WarpState& state = b.warps[warp];
+  Fiber* lanes = &b.fibers[warp * kWarp];
   const Offer& wanted = lanes[at].offer;
   const uint32_t present = wanted.mask & state.alive;
   if ((state.waiting & present) != present) return;
@@ -121,7 +121,7 @@ void try_complete(Worker& w, int warp, int at) {
   for (int i = 0; i < kWarp; ++i) {
     if (present >> i & 1) lanes[i].result = outcome(lanes[i], lanes, present);
   }
-  if (wanted.operation == Lanes::sync) shadow::warp_sync(w, warp, present);
+  if (wanted.operation == Lanes::sync) shadow::warp_sync(b, warp, present);
   state.waiting &= ~present;
   for (int i = 0; i < kWarp; ++i) {
     if (present >> i & 1) lanes[i].state = State::ready;
@@ -129,8 +129,7 @@ void try_complete(Worker& w, int warp, int at) {
 }
 
 uint64_t warp(const Offer& offer, const Where& where) {
-  Worker& w = *worker;
-  Fiber& f = *w.running;
+  Fiber& f = *worker->running;
   f.site = {where, __builtin_return_address(0)};
   f.offer = offer;
   if ((offer.mask >> f.lane() & 1) == 0) {
@@ -143,8 +142,8 @@ uint64_t warp(const Offer& offer, const Where& where) {
     f.offer.width = kWarp;
   }
   f.state = State::in_warp;
-  w.warps[f.warp()].waiting |= 1u << f.lane();
-  try_complete(w, f.warp(), f.lane());
+  f.block->warps[f.warp()].waiting |= 1u << f.lane();
+  try_complete(*f.block, f.warp(), f.lane());
   suspend();  // also the last one to come: the others are to go on in their order
   return f.result;
 }

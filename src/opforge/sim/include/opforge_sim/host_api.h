@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorInvalidClusterSize = 912 };
 OPFORGE_SIM_API const char* cudaGetErrorName(cudaError_t code);
 OPFORGE_SIM_API const char* cudaGetErrorString(cudaError_t code);
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }  // launches report at once
@@ -40,11 +40,26 @@ inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* facts, void (*)(Par
   return cudaSuccess;
 }
 
-enum cudaLaunchAttributeID { cudaLaunchAttributeProgrammaticStreamSerialization };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+namespace opforge::sim {
+OPFORGE_SIM_API cudaError_t allow_shared(const void* kernel, int bytes);
+}
+template <class... Params>
+inline cudaError_t cudaFuncSetAttribute(void (*kernel)(Params...), cudaFuncAttribute, int value) {
+  return opforge::sim::allow_shared(reinterpret_cast<const void*>(kernel), value);
+}
+
+enum cudaLaunchAttributeID {
+  cudaLaunchAttributeProgrammaticStreamSerialization,
+  cudaLaunchAttributeClusterDimension
+};
 struct cudaLaunchAttribute {
   cudaLaunchAttributeID id;
   struct {
     int programmaticStreamSerializationAllowed;
+    struct {
+      unsigned x, y, z;
+    } clusterDim;
   } val;
 };
 struct cudaLaunchConfig_t {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CUDA's device functions that plain C++ lacks. Each gives the GPU's bits; approximate functions
-// (__expf and its like) are left out, because nothing here could.
+// CUDA's device functions that plain C++ lacks. Each gives the GPU's bits, but for rsqrt; other
+// approximate functions (__expf and its like) are left out, because nothing here could.
 #pragma once
 
 #include <bit>
@@ -49,6 +49,11 @@ OPFORGE_SIM_MINMAX(min, least)
 OPFORGE_SIM_MINMAX(max, most)
 #undef OPFORGE_SIM_MINMAX
 
+// As good as can be; the GPU's is up to 2 units in the last place off (1 for double).
+OPFORGE_SIM_INLINE float rsqrtf(float x) { return float(1 / std::sqrt(double(x))); }
+OPFORGE_SIM_INLINE float rsqrt(float x) { return rsqrtf(x); }
+OPFORGE_SIM_INLINE double rsqrt(double x) { return double(1 / std::sqrt((long double)(x))); }
+
 OPFORGE_SIM_INLINE unsigned __umulhi(unsigned a, unsigned b) {
   return unsigned((uint64_t(a) * b) >> 32);
 }
@@ -71,5 +76,6 @@ OPFORGE_SIM_INLINE float __fmaf_rn(float a, float b, float c) { return std::fmaf
 OPFORGE_SIM_INLINE float __fadd_rn(float a, float b) { return a + b; }
 OPFORGE_SIM_INLINE float __fsub_rn(float a, float b) { return a - b; }
 OPFORGE_SIM_INLINE float __fmul_rn(float a, float b) { return a * b; }
+OPFORGE_SIM_INLINE double __dmul_rn(double a, double b) { return a * b; }
 OPFORGE_SIM_INLINE float __fdiv_rn(float a, float b) { return a / b; }
 OPFORGE_SIM_INLINE float __fsqrt_rn(float a) { return std::sqrt(a); }

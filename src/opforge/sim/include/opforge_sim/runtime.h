@@ -26,6 +26,7 @@ using Where = std::source_location;
 
 // Shared memory of the block being executed. `key` tells apart what a GPU would lay out separately.
 OPFORGE_SIM_API void* shared_memory(const void* key, size_t bytes, size_t alignment);
+OPFORGE_SIM_API void* dynamic_shared();  // as much as the launch asked for
 
 enum class Vote { none, all, any, count };
 OPFORGE_SIM_API int block_barrier(Vote vote, int predicate, const Where& where);
@@ -49,6 +50,27 @@ enum class Scope { block, device };
 OPFORGE_SIM_API void fence(Scope scope);
 // Comes before every atomic operation; the operation itself is the host's.
 OPFORGE_SIM_API void atomic_access(const void* address, size_t bytes);
+
+// Of the cluster. in_block gives the address of a shared variable in another of its blocks; send
+// below takes addresses in the caller's own.
+OPFORGE_SIM_API int cluster_rank();
+OPFORGE_SIM_API int cluster_size();
+OPFORGE_SIM_API void cluster_arrive();
+OPFORGE_SIM_API void cluster_arrive_relaxed();
+OPFORGE_SIM_API void cluster_wait();
+OPFORGE_SIM_API void* in_block(void* shared, int rank);
+
+// Barriers of opforge/async.h, each known by its address, and copies that land later.
+OPFORGE_SIM_API void barrier_init(void* barrier, int arrivals);
+OPFORGE_SIM_API void publish_barriers();
+OPFORGE_SIM_API void barrier_arrive(void* barrier, uint32_t bytes);
+OPFORGE_SIM_API void barrier_wait(void* barrier, uint32_t phase);
+OPFORGE_SIM_API void bulk_copy(void* to, const void* from, uint32_t bytes, void* barrier);
+OPFORGE_SIM_API void send(void* to, const void* value, size_t bytes, void* barrier, int rank);
+OPFORGE_SIM_API void bulk_store(void* to, const void* from, uint32_t bytes);
+OPFORGE_SIM_API void bulk_commit();
+OPFORGE_SIM_API void bulk_wait_read(int groups);
+OPFORGE_SIM_API void fence_for_copies();
 
 OPFORGE_SIM_API void await_previous();
 OPFORGE_SIM_API void release_next();
