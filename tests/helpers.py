@@ -11,6 +11,7 @@ import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -256,3 +257,9 @@ def foreign_torch_symbols(library: Path, newest: tuple[int, int] = plans.ABI) ->
     mangled = {s for s in symbols if re.match(r"_Z\w*?(2at|3c10|5torch)\d", s)}
     c_symbols = {s for s in symbols if re.match(r"(aoti_)?torch_", s)}
     return mangled | (c_symbols - shim_functions(newest))
+
+
+def load_record(folder: Path, text: str) -> Any:
+    """The op of an ``op.py`` that begins with the usual imports."""
+    (folder / "op.py").write_text("import torch\nfrom opforge import Op\n" + textwrap.dedent(text))
+    return discover.load(folder)

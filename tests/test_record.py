@@ -4,15 +4,13 @@
 from __future__ import annotations
 
 import re
-import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import has_kernel, write_op
+from helpers import has_kernel, load_record, write_op
 from torch.autograd import gradcheck, gradgradcheck
 
 import opforge
@@ -217,13 +215,6 @@ def test_wrong_arguments_are_named(
         smooth(*args)
 
 
-def load_record(tmp_path: Path, text: str) -> Any:
-    (tmp_path / "op.py").write_text(
-        "import torch\nfrom opforge import Op\n" + textwrap.dedent(text)
-    )
-    return opforge.load(tmp_path)
-
-
 def test_integers_and_masks_have_no_gradient_but_do_not_disturb(tmp_path: Path) -> None:
     take = load_record(
         tmp_path,
@@ -284,129 +275,3 @@ def test_a_wheels_library_that_does_not_fit_is_passed_over(
     manifest.write_text(manifest.read_text().replace('"f16c"', '"no-such-instruction"'))
     assert load.find(op, "cpu").path == library.path
     assert "no-such-instruction; looking further" in capfd.readouterr().err
-
-
-# y = x * scale[0] and z = x + w; the backward is told which of its arguments it got.
-DETAILED = """
-    from opforge import Backward
-
-    got = []
-
-    def backward(grad_y, grad_z, x, scale, size):
-        got.append((grad_y, grad_z, x, size))
-        assert torch.equal(size, torch.tensor(3.0))
-        grad = grad_y * scale + (0 if grad_z is None else grad_z)
-        return grad, torch.zeros_like(scale), grad.new_empty(0)
-
-    op = Op(
-        schema="detailed(Tensor x, Tensor scale, Tensor w) -> (Tensor y, Tensor z, Tensor size)",
-        reference=lambda x, scale, w: (x * scale, x + w),
-        statistics={"size": lambda x, scale, w: torch.tensor(float(x.numel()))},
-        backward=Backward(
-            "detailed_backward(Tensor grad_y, Tensor? grad_z, Tensor? x, Tensor scale, Tensor size)"
-            " -> (Tensor grad_x, Tensor grad_scale, Tensor grad_w)",
-            backward,
-            unsaved=lambda x, scale, w: ["x"] if scale.item() == 2 else [],
-            shared={"w": "grad_z"},
-        ),
-    )
-"""
-
-
-def test_statistics_are_for_the_backward_alone(tmp_path: Path) -> None:
-    detailed = load_record(tmp_path, DETAILED)
-    x, w = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
-    result = detailed(x, torch.tensor(5.0), w)
-    assert [r.tolist() for r in result] == [(x * 5).tolist(), (x + w).tolist()]
-    found = torch.autograd.grad(result, (x, w), [torch.ones(3), 2 * torch.ones(3)])
-    assert [g.tolist() for g in found] == [[7.0] * 3, [2.0] * 3]
-
-
-def test_a_missing_gradient_is_none_where_the_schema_says_so_and_zeros_elsewhere(
-    tmp_path: Path,
-) -> None:
-    detailed = load_record(tmp_path, DETAILED.replace('shared={"w": "grad_z"}', "shared={}"))
-    got = sys.modules[detailed.backward.reference.__module__].got
-    x, w = torch.randn(3, requires_grad=True), torch.randn(3)
-    y, _ = detailed(x, torch.tensor(5.0), w)
-    y.sum().backward()
-    assert got[-1][1] is None
-    _, z = detailed(x, torch.tensor(5.0), w)
-    z.sum().backward()
-    assert got[-1][0].tolist() == [0, 0, 0]
-    assert got[-1][1].tolist() == [1, 1, 1]
-
-
-def test_an_argument_that_the_backward_can_do_without_is_not_saved(tmp_path: Path) -> None:
-    detailed = load_record(tmp_path, DETAILED)
-    x, w = torch.randn(3, requires_grad=True), torch.randn(3)
-    for scale, saved in ((2.0, False), (5.0, True)):
-        kept: list[torch.Tensor] = []
-        with torch.autograd.graph.saved_tensors_hooks(
-            lambda t, kept=kept: kept.append(t) or t, lambda t: t
-        ):
-            y, _ = detailed(x, torch.tensor(scale), w)
-        assert any(t.shape == x.shape for t in kept) == saved
-        assert torch.autograd.grad(y.sum(), x)[0].tolist() == [scale] * 3
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "said"),
-    [
-        (
-            'statistics={"size"',
-            'statistics={"z"',
-            "statistics of detailed must be the last returns of its schema, in order; the record "
-            "has z, the schema returns y, z, size",
-        ),
-        (
-            "reference=lambda x, scale, w: (x * scale, x + w),",
-            'reference=lambda x, scale, w: (x * scale, x + w), own_dtypes={"index": ()},',
-            "detailed has own_dtypes for 'index', which is no tensor of its schema",
-        ),
-        (
-            'shared={"w": "grad_z"}',
-            'shared={"w": "grad_q"}',
-            "detailed_backward shares the gradient of 'w' as 'grad_q'; that must be",
-        ),
-        (
-            'shared={"w": "grad_z"}',
-            'shared={"w": "z"}',
-            "detailed_backward shares the gradient of 'w' as 'z'; that must be",
-        ),
-        (
-            'shared={"w": "grad_z"}',
-            'shared={"v": "grad_z"}',
-            "detailed_backward shares the gradient of 'v' as 'grad_z'; that must be",
-        ),
-    ],
-)
-def test_details_that_do_not_fit_are_refused(
-    tmp_path: Path, before: str, after: str, said: str
-) -> None:
-    assert before in DETAILED
-    with pytest.raises(RecordError, match=re.escape(said)):
-        load_record(tmp_path, DETAILED.replace(before, after))
-
-
-def test_statistics_need_a_backward_that_is_an_op(tmp_path: Path) -> None:
-    text = """
-        op = Op(schema="counted(Tensor x) -> (Tensor y, Tensor size)", reference=lambda x: x,
-                statistics={"size": lambda x: torch.tensor(float(x.numel()))})
-    """
-    with pytest.raises(RecordError, match="counted has statistics but no Backward"):
-        load_record(tmp_path, text)
-
-
-def test_an_argument_can_have_dtypes_of_its_own(tmp_path: Path) -> None:
-    text = """
-        op = Op(schema="picked(Tensor x, Tensor index) -> Tensor y",
-                reference=lambda x, index: x[index], own_dtypes={"index": (torch.int64,)})
-    """
-    picked = load_record(tmp_path, text)
-    x = torch.randn(5)
-    assert torch.equal(picked(x, torch.tensor([4, 1])), x[[4, 1]])
-    with pytest.raises(TypeError, match=r"index has dtype torch\.float32; supported: int64"):
-        picked(x, torch.ones(2))
-    with pytest.raises(TypeError, match=r"x has dtype torch\.int64; supported: float32"):
-        picked(x.long(), torch.tensor([0]))

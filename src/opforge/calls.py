@@ -149,7 +149,9 @@ def transformable(
 
 def autocast_rule(op: Op) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
     """Casts the arguments as the record's ``autocast`` says."""
-    rule, slots = op.autocast, op.forward.tensor_slots
+    rule = op.autocast
+    # Arguments with dtypes of their own keep them.
+    slots = [i for i in op.forward.tensor_slots if op.forward.args[i].name not in op.own_dtypes]
     if rule is None:
         return None
 
@@ -164,7 +166,9 @@ def autocast_rule(op: Op) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None
                 dtype = torch.promote_types(dtype, tensor.dtype)
         elif any(t.dtype == torch.float64 for t in tensors):
             return args  # autocast never narrows float64
-        return tuple(a.to(dtype) if _is_float(a) else a for a in args)
+        return tuple(
+            a.to(dtype) if i in slots and _is_float(a) else a for i, a in enumerate(args)
+        )
 
     return cast
 

@@ -32,7 +32,8 @@ class Backward:
         reference: the same in plain PyTorch. What it gets of the forward's statistics is constant
             to it: let it make its own, and it can be differentiated again.
         unsaved: given the forward's arguments, names those that the backward can do without this
-            time; it gets None, and they are not kept alive.
+            time; it gets None, and they are not kept alive. It may go by numbers, shapes and
+            what is None, never by values: tensors have none while a model is compiled.
         shared: gradients that are others', as ``{"residual": "grad_y"}`` for what is only added.
             Where the backward returns none for the first, or an empty tensor, it is the second:
             an output's, as it comes, or another one that is returned. Nothing is written twice.
@@ -213,7 +214,7 @@ class Op:
             yield case
 
     def cost(self, *args: Any) -> Cost:
-        """Every tensor of the schema read or written once, and the record's operation count."""
+        """Every tensor of the caller read or written once, and the record's operation count."""
         outputs = self._on_meta([a.to("meta") if isinstance(a, torch.Tensor) else a for a in args])
         read = sum_of_bytes(a for a in args if isinstance(a, torch.Tensor))
         written = sum_of_bytes(outputs[: len(self.outputs)])

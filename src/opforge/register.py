@@ -183,8 +183,8 @@ def _like_of_backward(op: Op, schema: Schema) -> str | None:
     """Gradients take the layout of what they are the gradient of, where that was saved."""
     if op.like is None:
         return None
-    names = [a.name for a in schema.args]
-    return next((n for n in (op.like, op.forward.returns[0].name) if n in names), None)
+    always = [a.name for a in schema.args if a.type == "Tensor"]  # others may be left unsaved
+    return next((n for n in (op.like, op.forward.returns[0].name) if n in always), None)
 
 
 def _empty(output: torch.Tensor, args: tuple[Any, ...], like_slot: int | None) -> torch.Tensor:

@@ -119,7 +119,7 @@ __device__ __forceinline__ void arrive(Barrier& barrier) {
 #endif
 }
 
-// An arrival that announces so many bytes of bulk_copy() to this barrier, in all, for this phase.
+// An arrival that announces so many bytes of bulk_copy() and send() to this barrier for this phase.
 __device__ __forceinline__ void arrive_expecting(Barrier& barrier, uint32_t bytes) {
 #if defined(OPFORGE_SIM)
   sim::barrier_arrive(&barrier, bytes);
@@ -158,7 +158,7 @@ __device__ __forceinline__ void wait(Barrier& barrier, uint32_t phase) {
 }
 
 // One thread asks for one copy. It lands some time later, when its bytes count for the barrier's
-// phase. Addresses and size are multiples of 16 bytes.
+// phase. Addresses and size are multiples of 16 bytes; an earlier kernel wrote what is copied.
 __device__ __forceinline__ void bulk_copy(void* to_shared, const void* from_global, uint32_t bytes,
                                           Barrier& barrier) {
 #if defined(OPFORGE_SIM)

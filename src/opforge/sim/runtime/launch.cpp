@@ -256,7 +256,8 @@ int64_t most_dynamic_shared(const void* kernel) {
                   settings.most_shared_per_block);
 }
 
-// What cudaLaunchKernelEx says on an H200 to each of these. (A launch by <<<>>> has other names.)
+// What cudaLaunchKernelEx says on an H200 to each of these, those about clusters by its manual. (A
+// launch by <<<>>> has other names.)
 cudaError_t check(const cudaLaunchConfig_t& c, const Kernel& kernel, unsigned cluster) {
   const dim3 g = c.gridDim, b = c.blockDim;
   const auto within = [](unsigned value, int64_t most) { return value >= 1 && value <= most; };
