@@ -166,9 +166,7 @@ def autocast_rule(op: Op) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None
                 dtype = torch.promote_types(dtype, tensor.dtype)
         elif any(t.dtype == torch.float64 for t in tensors):
             return args  # autocast never narrows float64
-        return tuple(
-            a.to(dtype) if i in slots and _is_float(a) else a for i, a in enumerate(args)
-        )
+        return tuple(a.to(dtype) if i in slots and _is_float(a) else a for i, a in enumerate(args))
 
     return cast
 
