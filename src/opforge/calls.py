@@ -24,7 +24,7 @@ from torch._C import DispatchKey, DispatchKeySet
 
 from opforge import gradient, vmap
 from opforge.arguments import explain
-from opforge.op import Op
+from opforge.op import Op, is_float
 
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -46,10 +46,7 @@ def make_call(
     function_modes = torch._C._len_torch_function_stack
     autocast_enabled = torch._C._is_any_autocast_enabled
     grad_enabled = torch.is_grad_enabled
-    if op.statistics:
-        overload, kernel, registered = (
-            _outputs_alone(f, len(op.outputs)) for f in (overload, kernel, registered)
-        )
+    overload, kernel, registered = (_outputs_alone(op, f) for f in (overload, kernel, registered))
 
     def call(*args: Any) -> Any:
         if is_compiling():
@@ -83,8 +80,11 @@ def make_call(
     return call
 
 
-def _outputs_alone(function: Any, count: int) -> Callable[..., Any]:
-    """Drops the statistics from what an op returns."""
+def _outputs_alone(op: Op, function: Any) -> Any:
+    """A function that returns all that the op's schema does, less the statistics."""
+    count = len(op.outputs)
+    if not op.statistics:
+        return function
     if count == 1:
         return lambda *args: function(*args)[0]
     return lambda *args: function(*args)[:count]
@@ -103,20 +103,19 @@ def _refuse_tangents(op: Op, args: tuple[Any, ...]) -> None:
 def _eager_function(op: Op, kernel: Any, grad: gradient.Gradient) -> Any:
     """Path 2. ``forward`` takes ctx itself: a separate setup_context triples the cost."""
 
-    count = len(op.outputs) if op.statistics else None
-
     def forward(ctx: Any, *args: Any) -> Any:
         output = kernel(*args)
         grad.save(ctx, args, output)
-        if count is None:
-            return output
-        return output[0] if count == 1 else output[:count]
+        return output
 
     def backward(ctx: Any, *grads: Any) -> Any:
         # With create_graph the backward itself is differentiated: let autograd see it.
         return grad.backward(ctx, grads, grad.run if torch.is_grad_enabled() else grad.run_below)
 
-    members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    members = {
+        "forward": staticmethod(_outputs_alone(op, forward)),
+        "backward": staticmethod(backward),
+    }
     return type(f"{op.name}_eager", (torch.autograd.Function,), members)
 
 
@@ -156,7 +155,7 @@ def autocast_rule(op: Op) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None
         return None
 
     def cast(args: tuple[Any, ...]) -> tuple[Any, ...]:
-        tensors = [t for t in map(args.__getitem__, slots) if _is_float(t)]
+        tensors = [t for t in map(args.__getitem__, slots) if is_float(t)]
         if not tensors or not all(torch.is_autocast_enabled(t.device.type) for t in tensors):
             return args
         dtype = rule
@@ -166,10 +165,6 @@ def autocast_rule(op: Op) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None
                 dtype = torch.promote_types(dtype, tensor.dtype)
         elif any(t.dtype == torch.float64 for t in tensors):
             return args  # autocast never narrows float64
-        return tuple(a.to(dtype) if i in slots and _is_float(a) else a for i, a in enumerate(args))
+        return tuple(a.to(dtype) if i in slots and is_float(a) else a for i, a in enumerate(args))
 
     return cast
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_floating_point()

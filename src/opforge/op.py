@@ -300,3 +300,8 @@ def as_tuple(value: Any) -> tuple[Any, ...]:
 def as_result(values: Sequence[Any]) -> Any:
     """The other way round: what a function with these outputs returns."""
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def is_float(value: Any) -> bool:
+    """Whether a value is a floating point tensor."""
+    return isinstance(value, torch.Tensor) and value.is_floating_point()

@@ -12,16 +12,11 @@ from typing import Any
 import torch
 
 from opforge.check import compare
-from opforge.op import Op, as_tuple
+from opforge.op import Op, as_tuple, is_float
 
 Case = tuple[Any, ...]
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
 GradsFor = Callable[[torch.Tensor], torch.Tensor | None]
-
-
-def is_float(value: Any) -> bool:
-    """Whether a value is a floating point tensor."""
-    return isinstance(value, torch.Tensor) and value.is_floating_point()
 
 
 def differentiable(case: Case) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from torch.autograd.gradcheck import GradcheckError
 from opforge.check import cases, explain, inputs
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
 from opforge.check.situation import Situation
-from opforge.op import as_tuple
+from opforge.op import as_tuple, is_float
 
 _FEW = 80  # elements of a case that is differentiated numerically
 
@@ -164,7 +164,7 @@ def _with_gradient(s: Situation) -> list[int]:
     assert s.op.reference is not None
     found = []
     for i, value in enumerate(s.case):
-        if cases.is_float(value):
+        if is_float(value):
             outputs = as_tuple(s.op.reference(*cases.as_leaves(s.case, i)))
             found += [i] if any(o.requires_grad for o in outputs) else []
     return found
