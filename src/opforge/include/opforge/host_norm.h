@@ -34,12 +34,14 @@ struct AroundArguments {
   }
 };
 
-// Calls f with the Extras that are needed, as a type. Doubles get all of them, to compile less.
+// Calls f with Extras as a type. Doubles get all of them, to compile less.
 template <class T, class F>
-void with_extras(bool any, bool dropout, const F& f) {
+void with_extras(Extras extras, const F& f) {
   if constexpr (sizeof(T) < 8) {
-    if (!any) return f(std::integral_constant<Extras, Extras::none>{});
-    if (!dropout) return f(std::integral_constant<Extras, Extras::no_dropout>{});
+    if (extras == Extras::none) return f(std::integral_constant<Extras, Extras::none>{});
+    if (extras == Extras::no_dropout) {
+      return f(std::integral_constant<Extras, Extras::no_dropout>{});
+    }
   }
   f(std::integral_constant<Extras, Extras::all>{});
 }
@@ -53,6 +55,62 @@ inline void check_param(const char* name, const Tensor& x, const std::optional<T
 struct NormResult {
   Tensor y, h, mean, rstd;
 };
+
+// Whether a parameter can be read as x is, in the same vectors.
+inline bool goes_with(const ParamView& param, const Tensor& x) {
+  return param.tensor && dtype_code(*param.tensor) == dtype_code(x) &&
+         misalignment(static_cast<const char*>(param.tensor->const_data_ptr())) == 0;
+}
+
+// Into what is there of `out`: without a y, only the statistics.
+template <bool Centered>
+void normalise_rows(const Tensor& x, const std::optional<Tensor>& weight_,
+                    const std::optional<Tensor>& bias_, const std::optional<Tensor>& residual,
+                    const AroundArguments& around, double eps, double offset,
+                    const NormResult& out) {
+  const ParamView weight = as_param(weight_, x), bias = as_param(bias_, x);
+  const bool writes = out.y.numel() > 0;
+  const RowsView from = as_rows(x), to = writes ? as_rows(out.y) : from;
+  const RowsView other = residual ? as_rows(*residual) : to;
+  const int64_t cols = x.size(x.dim() - 1), rows = x.numel() / cols;
+  const bool plain = writes && !residual && around.before == 0 && around.after == 0 &&
+                     offset == 0 && goes_with(weight, x) && (!Centered || goes_with(bias, x));
+  dispatch(dtype_of(x), [&]<class T>(Type<T>) {
+    with_row_vectors<T>({&to, &from, &other}, [&]<int N>(Width<N>, bool ragged) {
+      Extras extras = around.dropout() ? Extras::all : Extras::no_dropout;
+      if (plain && !ragged && N > 1) extras = Extras::none;
+      // What is rare is compiled once.
+      const auto kernel = map_rows<N, false, true, NormForward<T, Centered, Extras::all>>;
+      if (N == 1 || !plan_rows<N>(rows, cols, ragged, kernel).held) extras = Extras::all;
+      with_extras<T>(extras, [&]<Extras E>(std::integral_constant<Extras, E>) {
+        using A = compute_t<T>;
+        NormForward<T, Centered, E> visitor;
+        visitor.x = from.read<T>();
+        if (residual) visitor.residual = other.read<T>();
+        visitor.h = residual ? mutable_data<T>(out.h) : nullptr;
+        visitor.y = writes ? mutable_data<T>(out.y) : nullptr;
+        visitor.mean = out.mean.numel() > 0 ? mutable_data<A>(out.mean) : nullptr;
+        visitor.rstd = out.rstd.numel() > 0 ? mutable_data<A>(out.rstd) : nullptr;
+        visitor.weight = weight.read();
+        visitor.bias = bias.read();
+        visitor.before = around.make(around.before, 0);
+        visitor.after = around.make(around.after, 1);
+        visitor.offset = A(offset);
+        visitor.eps = A(eps);
+        visitor.share = A(1) / A(cols);
+        visitor.cols = cols;
+        const cudaStream_t stream = current_stream(x);
+        if constexpr (E == Extras::none) {
+          if constexpr (N > 1) map_rows<N, false>(rows, cols, visitor, stream);
+        } else if (ragged) {
+          if constexpr (N > 1) map_rows<N, true>(rows, cols, visitor, stream);
+        } else {
+          if constexpr (N > 1 || E == Extras::all) map_rows<N, false>(rows, cols, visitor, stream);
+        }
+      });
+    });
+  });
+}
 
 template <bool Centered>
 NormResult norm_forward(const char* name, const Tensor& x, const std::optional<Tensor>& weight_,
@@ -78,34 +136,7 @@ NormResult norm_forward(const char* name, const Tensor& x, const std::optional<T
     fill_zero(out.rstd);
     return out;
   }
-  const ParamView weight = as_param(weight_, x), bias = as_param(bias_, x);
-  const RowsView from = as_rows(x), to = as_rows(out.y);
-  const RowsView other = residual ? as_rows(*residual) : to;
-  const int64_t cols = shape.back(), rows = x.numel() / cols;
-  const bool extras = residual || around.before != 0 || around.after != 0;
-  dispatch(dtype_of(x), [&]<class T>(Type<T>) {
-    with_extras<T>(extras, around.dropout(), [&]<Extras E>(std::integral_constant<Extras, E>) {
-      using A = compute_t<T>;
-      NormForward<T, Centered, E> visitor;
-      visitor.x = from.read<T>();
-      if (residual) visitor.residual = other.read<T>();
-      visitor.h = residual ? mutable_data<T>(out.h) : nullptr;
-      visitor.y = mutable_data<T>(out.y);
-      visitor.mean = save && Centered ? mutable_data<A>(out.mean) : nullptr;
-      visitor.rstd = save ? mutable_data<A>(out.rstd) : nullptr;
-      visitor.weight = weight.read();
-      visitor.bias = bias.read();
-      visitor.before = around.make(around.before, 0);
-      visitor.after = around.make(around.after, 1);
-      visitor.offset = A(offset);
-      visitor.eps = A(eps);
-      visitor.share = A(1) / A(cols);
-      visitor.cols = cols;
-      with_row_vectors<T>({&to, &from, &other}, [&]<int N>(Width<N>, bool ragged) {
-        map_rows<N>(rows, cols, ragged, visitor, current_stream(x));
-      });
-    });
-  });
+  normalise_rows<Centered>(x, weight_, bias_, residual, around, eps, offset, out);
   return out;
 }
 
@@ -169,72 +200,90 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
   if (relu_beside_h) sources.push_back(as_rows(*saved.x));
   const RowsView to = as_rows(out.x);
   const bool extras = saved.summed || around.before != 0 || around.after != 0;
+  const int32_t wide = accumulator_dtype(like);
+  const int64_t leading[1] = {rows};
+  NormResult statistics{empty(nothing, like), empty(nothing, like), saved.mean, saved.rstd};
+  if (!has_stats) {
+    statistics.mean = empty(Centered ? std::span<const int64_t>{leading} : nothing, wide, like);
+    statistics.rstd = empty(leading, wide, like);
+    const AroundArguments before{around.seed, saved.summed ? 0 : around.before, 0, around.p};
+    normalise_rows<Centered>(like, {}, {}, {}, before, eps, 0, statistics);
+  }
   dispatch(dtype_of(like), [&]<class T>(Type<T>) {
-    with_extras<T>(extras, around.dropout(), [&]<Extras E>(std::integral_constant<Extras, E>) {
-      using A = compute_t<T>;
-      const auto kernel = norm_backward<T, Centered, E>;
-      NormBackward<T> p;
-      p.centered = Centered;
-      p.ring.sources = int(sources.size());
-      bool contiguous = true;
-      for (size_t i = 0; i < sources.size(); ++i) {
-        // Vectors must begin at the same columns in all of them, and in the result.
-        if (!aligned_alike<T>(sources[i], to)) sources[i] = as_rows(clone(sources[i].tensor));
-        p.ring.source[i] = sources[i].template read<T>();
-        p.ring.end[i] = end_of<T>(sources[i], cols);
-        contiguous = contiguous && sources[i].tensor.is_contiguous();
-      }
-      const bool ragged = cols % kVec<T> != 0;
-      bool fits = plan_backward(rows, cols, false, ragged, contiguous, p);
-      if (!fits && can_cluster(kernel))
-        fits = plan_backward(rows, cols, true, ragged, contiguous, p);
-      p.grad_x = mutable_data<T>(out.x);
-      p.grad_residual = other_residual ? mutable_data<T>(out.residual) : nullptr;
-      p.mean = has_stats && Centered ? data<A>(saved.mean) : nullptr;
-      p.rstd = has_stats ? data<A>(saved.rstd) : nullptr;
-      p.weight = weight.read();
-      p.bias = bias.read();
-      p.before = around.make(around.before, 0);
-      p.after = around.make(around.after, 1);
-      p.summed = saved.summed;
-      p.has_grad_h = grad_h.has_value();
-      p.has_x = relu_beside_h;
-      p.offset = A(offset);
-      p.eps = A(eps);
-      p.share = A(1) / A(cols);
-      const int64_t parts = fits ? p.parts() : 1;
+    using A = compute_t<T>;
+    NormBackward<T> p;
+    p.ring.sources = int(sources.size());
+    bool contiguous = true;
+    for (size_t i = 0; i < sources.size(); ++i) {
+      // Vectors must begin at the same columns in all of them, and in the result.
+      if (!aligned_alike<T>(sources[i], to)) sources[i] = as_rows(clone(sources[i].tensor));
+      p.ring.source[i] = sources[i].template read<T>();
+      p.ring.end[i] = end_of<T>(sources[i], cols);
+      contiguous = contiguous && sources[i].tensor.is_contiguous();
+    }
+    p.grad_x = mutable_data<T>(out.x);
+    p.grad_residual = other_residual ? mutable_data<T>(out.residual) : nullptr;
+    p.mean = Centered ? data<A>(statistics.mean) : nullptr;
+    p.rstd = data<A>(statistics.rstd);
+    p.weight = weight.read();
+    p.bias = bias.read();
+    p.before = around.make(around.before, 0);
+    p.after = around.make(around.after, 1);
+    p.summed = saved.summed;
+    p.has_grad_h = grad_h.has_value();
+    p.has_x = relu_beside_h;
+    p.offset = A(offset);
+    p.share = A(1) / A(cols);
+    const cudaStream_t stream = current_stream(like);
+    int64_t parts = 1;
+    Tensor sums;
+    const auto make_sums = [&] {
       const int64_t shape[3] = {Centered ? 2 : 1, parts, cols};
-      const Tensor sums = empty(shape, accumulator_dtype(like), like);
+      sums = empty(shape, wide, like);
       p.weight_sums = saved.weight ? mutable_data<A>(sums) : nullptr;
       p.bias_sums = Centered && saved.bias ? mutable_data<A>(sums) + parts * cols : nullptr;
-      const cudaStream_t stream = current_stream(like);
-      if (fits) {
-        launch(kernel,
-               {dim3(unsigned(parts * p.plan.cluster)), dim3(p.plan.block), stream,
-                p.shared_bytes(), false, p.plan.cluster},
-               p);
-      } else {
+    };
+    const auto run = [&]<Extras E, bool Ragged>(std::integral_constant<Extras, E>,
+                                                std::bool_constant<Ragged>) {
+      const auto kernel = norm_backward<T, Centered, E, Ragged>;
+      if (!plan_backward(rows, cols, false, contiguous, p) &&
+          !(can_cluster(kernel) && plan_backward(rows, cols, true, contiguous, p))) {
+        make_sums();
         p.plan = {rows, cols, kRowThreads, 1, kRowThreads, false};
-        const int64_t twice[2] = {2, rows};
-        const Tensor stats = empty(twice, accumulator_dtype(like), like);
-        A *const means = mutable_data<A>(stats), *const rstds = means + rows;
-        launch(norm_backward_row<T, Centered>, {dim3(unsigned(rows)), dim3(kRowThreads), stream}, p,
-               means, rstds);
-        launch(norm_backward_column<T>, {dim3(unsigned(ceil_div(cols, 256))), dim3(256), stream}, p,
-               means, rstds);
+        launch(norm_backward_row<T, Centered>, {dim3(unsigned(rows)), dim3(kRowThreads), stream},
+               p);
+        launch(norm_backward_column<T>, {dim3(unsigned(ceil_div(cols, 256))), dim3(256), stream},
+               p);
+        return;
       }
-      const auto finish = [&](const std::optional<Tensor>& param, const A* from, const Tensor& to) {
-        if (!param) return;
-        dispatch(dtype_of(*param), [&]<class Out>(Type<Out>) {
-          const int height = parts <= 16 ? 4 : 32;
-          launch(finish_sums<A, Out>,
-                 {dim3(unsigned(ceil_div(cols, 32))), dim3(32 * height), stream, 0, true}, from,
-                 int(parts), cols, mutable_data<Out>(to));
-        });
-      };
-      finish(saved.weight, p.weight_sums, out.weight);
-      finish(saved.bias, p.bias_sums, out.bias);
+      parts = p.parts();
+      make_sums();
+      launch(kernel,
+             {dim3(unsigned(parts * p.plan.cluster)), dim3(p.plan.block + kWarp), stream,
+              p.shared_bytes(), false, p.plan.cluster},
+             p);
+    };
+    Extras needed = around.dropout() ? Extras::all : Extras::no_dropout;
+    if (!extras) needed = Extras::none;
+    const bool ragged = cols % kVec<T> != 0;
+    if (ragged && extras) needed = Extras::all;  // what is rare is compiled once
+    with_extras<T>(needed, [&]<Extras E>(std::integral_constant<Extras, E> e) {
+      if (!ragged) return run(e, std::false_type{});
+      if constexpr (E != Extras::no_dropout) run(e, std::true_type{});
     });
+    const auto finish = [&](const Tensor& to, const Tensor* other, const A* from) {
+      dispatch(dtype_of(to), [&]<class Out>(Type<Out>) {
+        const int height = parts <= 16 ? 4 : 32;
+        const dim3 grid(unsigned(ceil_div(cols, 32)), other == nullptr ? 1 : 2);
+        launch(finish_sums<A, Out>, {grid, dim3(32 * height), stream, 0, true}, from, parts * cols,
+               int(parts), cols, mutable_data<Out>(to),
+               other == nullptr ? nullptr : mutable_data<Out>(*other));
+      });
+    };
+    const bool both = p.weight_sums != nullptr && p.bias_sums != nullptr &&
+                      dtype_code(out.weight) == dtype_code(out.bias);
+    if (p.weight_sums != nullptr) finish(out.weight, both ? &out.bias : nullptr, p.weight_sums);
+    if (p.bias_sums != nullptr && !both) finish(out.bias, nullptr, p.bias_sums);
   });
   return out;
 }

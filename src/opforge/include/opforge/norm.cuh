@@ -57,110 +57,36 @@ struct Around {
   }
 };
 
-// What is added up of a row, and what it comes to: mean and 1 / deviation around it.
+// What a row comes to: its mean and 1 / its deviation around it, or around zero.
 template <class A>
 struct Scale {
   A mean, rstd;
 };
 
-// Around zero.
 template <class A>
-struct Squares {
-  A squares = 0;
-
-  template <int N>
-  __device__ __forceinline__ void add(const A (&v)[N], A) {
-    A own = v[0] * v[0];  // by itself, so that vectors are added side by side
-#pragma unroll
-    for (int e = 1; e < N; ++e) own = fma(v[e], v[e], own);
-    squares += own;
-  }
-  __device__ __forceinline__ void operator+=(const Squares& other) { squares += other.squares; }
-  __device__ __forceinline__ Scale<A> scale(A, A share, A eps) const {
-    return {A(0), rsqrt(fma(squares, share, eps))};
-  }
+struct Sum {
+  A value = 0;
+  __device__ __forceinline__ void operator+=(const Sum& other) { value += other.value; }
 };
 
-// Around the mean, for 16-bit elements: sums around a pivot taken from the row. However far the
-// pivot is from the mean, the variance is right to a fraction of what such an element can tell.
-template <class A>
-struct PivotedMoments {
-  A sum = 0, squares = 0;
-
-  template <int N>
-  __device__ __forceinline__ void add(const A (&v)[N], A pivot) {
+template <bool Centered, int N, class A>
+__device__ __forceinline__ void normalise(A (&v)[N], const Scale<A>& scale) {
 #pragma unroll
-    for (int e = 0; e < N; ++e) {
-      const A away = v[e] - pivot;
-      sum += away;
-      squares = fma(away, away, squares);
-    }
-  }
-  __device__ __forceinline__ void operator+=(const PivotedMoments& other) {
-    sum += other.sum;
-    squares += other.squares;
-  }
-  __device__ __forceinline__ Scale<A> scale(A pivot, A share, A eps) const {
-    const A average = sum * share, variance = fma(squares, share, -average * average);
-    return {pivot + average, rsqrt((variance < A(0) ? A(0) : variance) + eps)};
-  }
-};
+  for (int e = 0; e < N; ++e) v[e] = (Centered ? v[e] - scale.mean : v[e]) * scale.rstd;
+}
 
-// The same for float and double: how many elements, their mean, and the squares around it. Two of
-// these merge without cancellation.
-template <class A>
-struct MergedMoments {
-  A count = 0, mean = 0, squares = 0;
-
-  template <int N>
-  __device__ __forceinline__ void add(const A (&v)[N], A) {
-    MergedMoments own;
-    own.count = N;
-#pragma unroll
-    for (int e = 0; e < N; ++e) own.mean += v[e];
-    own.mean /= N;
-#pragma unroll
-    for (int e = 0; e < N; ++e) {
-      const A away = v[e] - own.mean;
-      own.squares = fma(away, away, own.squares);
-    }
-    *this += own;
-  }
-  __device__ __forceinline__ void operator+=(const MergedMoments& other) {
-    if (other.count == A(0)) return;
-    if (count == A(0)) {
-      *this = other;
-      return;
-    }
-    const A both = count + other.count;
-    const A apart = other.mean - mean, share = A(1) / both;
-    // Not touched where they agree: the deviations of a row of one value are 0.
-    if (apart != A(0)) mean = (mean * count + other.mean * other.count) * share;
-    squares = (squares + other.squares) + apart * apart * (count * other.count * share);
-    count = both;
-  }
-  __device__ __forceinline__ Scale<A> scale(A, A share, A eps) const {
-    return {mean, rsqrt(fma(squares, share, eps))};
-  }
-};
-
-template <class T, bool Centered>
-using Moments = std::conditional_t<
-    !Centered, Squares<compute_t<T>>,
-    std::conditional_t<(sizeof(T) < 4), PivotedMoments<compute_t<T>>, MergedMoments<compute_t<T>>>>;
-
-// What stands around the norm, as far as a kernel is compiled for it: the less, the fewer
-// registers.
+// What a kernel is compiled for: the less, the fewer registers. None: nothing around the norm,
+// no offset, and a weight (and a bias, if there can be one) of the dtype of x, aligned as rows are.
 enum class Extras { none, no_dropout, all };
 
 template <class T, bool Centered, Extras extras>
 struct NormForward {
   using Element = T;
   using A = compute_t<T>;
-  using Total = Moments<T, Centered>;
   static constexpr bool kExtras = extras != Extras::none, kDropout = extras == Extras::all;
+  static constexpr bool kLong = extras == Extras::all;
   Rows<const T> x, residual;
-  T *h, *y;  // h, if there is a residual
+  T *h, *y;  // h if there is a residual; without y only the statistics are wanted
   A *mean, *rstd;
   Param weight, bias;
   Around before, after;
@@ -170,7 +96,6 @@ struct NormForward {
   struct Cursor {
     int64_t row;
     const T *x, *residual;
-    A pivot;
   };
 
   template <int N>
@@ -179,24 +104,9 @@ struct NormForward {
   };
 
   __device__ __forceinline__ Cursor start(int64_t row) const {
-    Cursor c{row, x.at(row), kExtras && h != nullptr ? residual.at(row) : nullptr, A(0)};
-    // Some of the row's elements, whatever becomes of them before they are added up.
-    if (Centered && sizeof(T) < 4) c.pivot = pivot_of(c);
-    return c;
+    return {row, x.at(row), kExtras && h != nullptr ? residual.at(row) : nullptr};
   }
   __device__ __forceinline__ const T* first(const Cursor& c) const { return c.x; }
-
-  // Close to the mean as a rule: the average of the first elements, with what is added to them.
-  __device__ __forceinline__ A pivot_of(const Cursor& c) const {
-    const int count = cols < 4 ? int(cols) : 4;
-    A sum = 0;
-    for (int i = 0; i < count; ++i) {
-      sum += widen(c.x[i]);
-      if (c.residual != nullptr) sum += widen(c.residual[i]);
-    }
-    sum /= A(count);
-    return sum - sum == A(0) ? sum : A(0);  // not if it is infinite, or NaN
-  }
 
   template <int N>
   __device__ __forceinline__ Loaded<N> load(const Cursor& c, int64_t col) const {
@@ -224,15 +134,36 @@ struct NormForward {
     }
   }
 
-  template <int N>
-  __device__ __forceinline__ void add(const Cursor& c, Total& total, const Loaded<N>& in) const {
-    A v[N];
-    widen(in.h, v);
-    total.add(v, c.pivot);
-  }
-
-  __device__ __forceinline__ Scale<A> settle(const Cursor& c, const Total& total) const {
-    return total.scale(c.pivot, share, eps);
+  // Around the mean in two steps: no way in one is as exact, and the row is at hand.
+  template <class Each, class Total>
+  __device__ __forceinline__ Scale<A> settle(const Cursor&, const Each& each,
+                                             const Total& total) const {
+    A mean = 0;
+    if constexpr (Centered) {
+      Sum<A> sum;
+      each([&]<int N>(const Loaded<N>& in) {
+        A v[N];
+        widen(in.h, v);
+        A own = v[0];  // by itself, so that vectors are added side by side
+#pragma unroll
+        for (int e = 1; e < N; ++e) own += v[e];
+        sum.value += own;
+      });
+      mean = total(sum).value * share;
+    }
+    Sum<A> squares;
+    each([&]<int N>(const Loaded<N>& in) {
+      A v[N];
+      widen(in.h, v);
+      A own = 0;
+#pragma unroll
+      for (int e = 0; e < N; ++e) {
+        const A away = Centered ? v[e] - mean : v[e];
+        own = fma(away, away, own);
+      }
+      squares.value += own;
+    });
+    return {mean, rsqrt(fma(total(squares).value, share, eps))};
   }
   __device__ __forceinline__ void finish(const Cursor& c, const Scale<A>& scale) const {
     if (mean != nullptr) mean[c.row] = scale.mean;
@@ -240,23 +171,45 @@ struct NormForward {
   }
 
   template <int N>
+  struct Beside {
+    Packed<T, N> weight, bias;
+  };
+  template <int N>
+  __device__ __forceinline__ Beside<N> load_beside(const Cursor&, int64_t col) const {
+    Beside<N> beside{};
+    if constexpr (!kExtras) {
+      beside.weight = load_packed<N>(static_cast<const T*>(weight.data) + col);
+      if (Centered) beside.bias = load_packed<N>(static_cast<const T*>(bias.data) + col);
+    }
+    return beside;
+  }
+
+  template <int N>
   __device__ __forceinline__ Packed<T, N> result(const Cursor& c, int64_t col, const Loaded<N>& in,
+                                                 const Beside<N>& beside,
                                                  const Scale<A>& scale) const {
     A v[N], w[N];
     widen(in.h, v);
-#pragma unroll
-    for (int e = 0; e < N; ++e) v[e] = (v[e] - scale.mean) * scale.rstd;
-    if (weight) {
-      read<T>(weight, col, w);
-      if (offset != A(0)) {
+    normalise<Centered>(v, scale);
+    if (!kExtras || weight) {
+      if constexpr (kExtras) {
+        read<T>(weight, col, w);
+      } else {
+        widen(beside.weight, w);
+      }
+      if (kExtras && offset != A(0)) {
 #pragma unroll
         for (int e = 0; e < N; ++e) w[e] += offset;
       }
 #pragma unroll
       for (int e = 0; e < N; ++e) v[e] *= w[e];
     }
-    if (bias) {
-      read<T>(bias, col, w);
+    if (Centered && (!kExtras || bias)) {
+      if constexpr (kExtras) {
+        read<T>(bias, col, w);
+      } else {
+        widen(beside.bias, w);
+      }
 #pragma unroll
       for (int e = 0; e < N; ++e) v[e] += w[e];
     } else if (Centered) {
@@ -270,7 +223,7 @@ struct NormForward {
   template <int N>
   __device__ __forceinline__ void write(const Cursor& c, int64_t col,
                                         const Packed<T, N>& out) const {
-    store<N>(y + c.row * cols + col, out);
+    if (!kExtras || y != nullptr) store<N>(y + c.row * cols + col, out);
   }
 };
 

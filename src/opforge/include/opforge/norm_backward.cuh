@@ -1,32 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradients of layer_norm and rms_norm, see norm.cuh. Includes no torch header.
 //
-// Blocks (or clusters of them, for long rows) stay for the whole kernel and take rows in turn from
-// a ring. A thread has the same columns in every row, so it keeps their weights and adds up their
-// weight gradients in registers; a second small kernel adds up those of the blocks, in a fixed
-// order.
+// A block to a multiprocessor (or a cluster of them, for long rows) stays for the whole kernel and
+// takes tiles of rows from a ring, which a warp of its own fills. A thread has the same columns in
+// every row, so it keeps their weights and adds up their weight gradients in registers; a second
+// small kernel adds up those of the blocks, in a fixed order. A row is read twice from shared
+// memory: for its total, and, while the next one's total is under way, for its result.
+//
+// Vectors begin at 16-byte boundaries of memory, so if rows do not all begin at one, a thread's
+// columns depend on the row. Rows that begin alike are taken together: that is a class.
 #pragma once
 
 #include <opforge/norm.cuh>
 #include <opforge/ring.cuh>
+#include <opforge/row_totals.cuh>
 
 namespace opforge {
 
 // Columns per thread. Doubles take more room in the ring.
 template <class T>
 constexpr int kOwned = sizeof(T) == 8 ? 8 : 16;
+constexpr int kBackwardThreads = 512;  // of a block, and a warp that fills the ring
 
 // Rounded, whatever it is added to: where it is all there is to a sum, the difference is 0.
 __device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
 
-template <class A>
-struct Pair {
+// What is added up of a row: the gradients times the normalised values, and the gradients.
+template <class A, bool Centered>
+struct Dots {
   A a = 0, b = 0;
-  __device__ __forceinline__ void operator+=(const Pair& other) {
+  __device__ __forceinline__ void operator+=(const Dots& other) {
     a += other.a;
     b += other.b;
   }
+};
+
+template <class A>
+struct Dots<A, false> {
+  A a = 0;
+  static constexpr A b = 0;
+  __device__ __forceinline__ void operator+=(const Dots& other) { a += other.a; }
 };
 
 // In the ring: grad_y, then h (or x, if h is only a function of it), then grad_h if it is there,
@@ -39,228 +53,268 @@ struct NormBackward {
   RowPlan plan;
   RingParams<T, kNormSources> ring;
   T *grad_x, *grad_residual;  // grad_residual if it is not grad_x
-  const A *mean, *rstd;       // null: to be computed
-  Param weight, bias;         // bias if after.relu wants it
+  const A *mean, *rstd;
+  Param weight, bias;  // bias if after.relu wants it
   Around before, after;
   bool summed;  // h is before(x) + residual, else x is all there is
   bool has_grad_h, has_x;
-  A offset, eps, share;        // share: 1 / cols
+  A offset, share;             // share: 1 / cols
   A *weight_sums, *bias_sums;  // a row per block or cluster; null: not wanted
+  int classes;                 // of rows that begin alike: a power of two
 
-  static constexpr int64_t kRoom = 200 << 10;  // of a multiprocessor's shared memory
-  bool centered;                               // two sums per column take more registers
-  int64_t resident() const {
-    return plan.block <= (centered ? 256 : 320) ? 2 : 1;
-  }  // to a multiprocessor
-  // Blocks (clusters) that take rows in turn: so many that each has rows of one alignment only.
-  int64_t parts() const {
-    const int64_t tiles = ceil_div(plan.rows, ring.height);
-    // Large clusters cannot use every multiprocessor; one that has to wait would double the time.
-    const int64_t usable = multiprocessors() * (plan.cluster >= 4 ? 10 : 11) / 11;
-    const int64_t most = std::max<int64_t>(usable * resident() / plan.cluster, 1);
-    if (tiles <= most || plan.cols % kVec<T> == 0) return std::min(tiles, most);
-    return std::max<int64_t>(most / kVec<T>, 1) * kVec<T>;
+  int64_t tiles_of_class() const {
+    return ceil_div(ceil_div(plan.rows, int64_t(classes)), int64_t(ring.height));
   }
+  // Blocks (clusters) that share the tiles. Large clusters cannot use every multiprocessor; one
+  // that has to wait would double the time.
+  int64_t parts() const {
+    const int64_t usable = multiprocessors() * (plan.cluster >= 4 ? 10 : 11) / 11;
+    const int64_t most = std::max<int64_t>(usable / plan.cluster, 1);
+    return std::min(tiles_of_class() * classes, most);
+  }
+  // In elements of A, a row of sums where the ring was.
+  __host__ __device__ int stack_pitch() const { return (ring.width + 3) / 4 * 4; }
   size_t shared_bytes() const {
-    const int64_t stack = int64_t(ring.height) * ring.width * int64_t(sizeof(A));
-    return size_t(std::max(ring.stages * ring.stage_bytes(), stack));
+    const int64_t stack = 2 * int64_t(ring.height) * stack_pitch() * int64_t(sizeof(A));
+    return size_t(std::max(int64_t(ring.stages) * ring.stage_bytes(), stack));
   }
 };
 
 // What a thread has of its columns, in every row: N of them for a vector, 1 for an end.
 template <int N, class A>
 struct Owned {
-  int col;  // in the block's part of a row; negative: none
+  bool exists;
   A scale[N], weight_sum[N], bias_sum[N];
 };
 
-template <class T, bool Centered, Extras extras>
-__global__ void __launch_bounds__(Centered ? kRowThreads : 640)
-    norm_backward(const NormBackward<T> p) {
+template <class T, bool Centered, Extras extras, bool Ragged>
+__global__ void __launch_bounds__(kBackwardThreads + kWarp) norm_backward(const NormBackward<T> p) {
   using A = compute_t<T>;
+  using Total = Dots<A, Centered>;
   constexpr int N = kVec<T>, K = kOwned<T> / N;
   constexpr bool kExtras = extras != Extras::none, kDropout = extras == Extras::all;
   const RowPlan& plan = p.plan;
+  Ring<T, kNormSources> ring(p.ring, plan.block / kWarp);
+  RowTotals<Total, kBackwardThreads / kWarp, kMaxCluster> totals(plan.group, plan.cluster,
+                                                                 plan.block);
+  if (plan.cluster > 1) {
+    cluster_sync();
+  } else {
+    __syncthreads();
+  }
   const int rank = plan.cluster == 1 ? 0 : cluster_rank();
   const int64_t first_col = int64_t(rank) * p.ring.width;
   const int width = int(min(int64_t(p.ring.width), plan.cols - first_col));
-  const int64_t clusters = gridDim.x / unsigned(plan.cluster);
-  const int64_t tiles = ceil_div(plan.rows, p.ring.height);
   const int within = threadIdx.x / unsigned(plan.group), index = threadIdx.x % unsigned(plan.group);
-  const int64_t tile = blockIdx.x / unsigned(plan.cluster);
-  Ring<T, kNormSources> ring(p.ring);
-  arrive_rows(plan);
-  await_rows(plan);
-  __syncthreads();
-  const auto fill = [&](int64_t turn) {
-    const int64_t which = tile + turn * clusters;
-    if (threadIdx.x < kWarp && which < tiles) {
-      ring.fill(int(turn % p.ring.stages), which * p.ring.height, first_col, width);
-    }
-  };
-  for (int turn = 0; turn < p.ring.stages - 1; ++turn) fill(turn);
+  const bool fills = int(threadIdx.x) >= plan.block;
+  const int part = blockIdx.x / unsigned(plan.cluster), parts = gridDim.x / unsigned(plan.cluster);
 
-  // All rows of a thread are aligned alike, so its vectors have the same columns in each.
-  const int64_t my_row = min(tile * p.ring.height + within, plan.rows - 1);
-  const Columns<N> columns(p.ring.source[0].at(my_row) + first_col, width);
-  const int offset = ring.offset(tile * p.ring.height, within, first_col);
-  Owned<N, A> vector[K];
-  Owned<1, A> end;
-  const auto own = [&](auto& owned, int64_t col, bool exists) {
-    constexpr int M = sizeof(owned.scale) / sizeof(A);
-    owned.col = exists ? int(col) : -1;
-#pragma unroll
-    for (int e = 0; e < M; ++e) {
-      owned.scale[e] = A(1);
-      owned.weight_sum[e] = owned.bias_sum[e] = A(0);
+  // Tiles are numbered class by class. Without classes the blocks take them in turn, which keeps
+  // what is read at a time together; else a block takes a run of them, so as to have few classes.
+  const int64_t of_class =
+      ceil_div(ceil_div(plan.rows, int64_t(p.classes)), int64_t(p.ring.height));
+  const int64_t tiles = of_class * p.classes;
+  int64_t tile = Ragged ? tiles * part / parts : part;
+  const int64_t stop = Ragged ? tiles * (part + 1) / parts : tiles;
+  const int64_t stride = Ragged ? 1 : parts;
+  RingPlace ahead, behind;
+  int turn = 0;
+  for (bool first = true; tile < stop; first = false) {
+    const int64_t kind = Ragged ? tile / of_class : 0;
+    const int64_t until = Ragged ? min(stop, (kind + 1) * of_class) : stop;
+    const int turns = int(ceil_div(until - tile, stride));
+    // Of the first of this thread's rows in these tiles, and how far it is to the next.
+    const int64_t first_row = (tile - kind * of_class) * p.ring.height * p.classes + kind;
+    const int64_t jump = stride * p.ring.height * p.classes;
+    tile = until;
+    if (fills) {
+      for (int i = 0; i < turns; ++i) ring.fill(ahead, first_row + i * jump, first_col, width);
+      for (int i = 0; i < 3; ++i) __syncthreads();  // see below
+      continue;
     }
-    if (exists && p.weight) {
-      read<T>(p.weight, first_col + col, owned.scale);
-      if (p.offset != A(0)) {
+
+    const int64_t row = first_row + within * int64_t(p.classes);
+    const Columns<N> columns(p.ring.source[0].at(row) + first_col, width);
+    const int from = ring.offset(first_row, within, first_col);
+    Owned<N, A> vector[K];
+    Owned<1, A> end;
+    const auto own = [&]<int M>(Owned<M, A>& owned, int64_t col, bool exists) {
+      owned.exists = exists;
 #pragma unroll
-        for (int e = 0; e < M; ++e) owned.scale[e] += p.offset;
+      for (int e = 0; e < M; ++e) {
+        owned.scale[e] = A(1);
+        owned.weight_sum[e] = owned.bias_sum[e] = A(0);
       }
-    }
-  };
+      if (exists && p.weight) {
+        read<T>(p.weight, first_col + col, owned.scale);
+        if (p.offset != A(0)) {
 #pragma unroll
-  for (int k = 0; k < K; ++k) {
-    const int i = index + k * plan.group;
-    own(vector[k], columns.vector(i), i < columns.vectors);
-  }
-  own(end, columns.end(index), index < columns.ends);
-  const auto each = [&](bool exists, auto&& body) {
-    if (!exists) return;
+          for (int e = 0; e < M; ++e) owned.scale[e] += p.offset;
+        }
+      }
+    };
+    const int first_vector = int(columns.vector(index)), first_end = int(columns.end(index));
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (vector[k].col >= 0) body(vector[k], Width<N>{});
+      const int i = index + k * plan.group;
+      own(vector[k], columns.vector(i), i < columns.vectors);
     }
-    if (end.col >= 0) body(end, Width<1>{});
-  };
-
-  const auto mean_of = [&](int64_t row) { return p.mean == nullptr ? A(0) : p.mean[row]; };
-  const auto rstd_of = [&](int64_t row) { return p.rstd == nullptr ? A(0) : p.rstd[row]; };
-  A next_mean = mean_of(my_row), next_rstd = rstd_of(my_row);
-  int totals = 0;
-  for (int64_t turn = 0; tile + turn * clusters < tiles; ++turn) {
-    const int64_t first_row = (tile + turn * clusters) * p.ring.height;
-    const int stage = int(turn % p.ring.stages);
-    const int64_t row = first_row + within;
-    const bool exists = row < plan.rows;
-    A mean = next_mean, rstd = next_rstd;
-    const int64_t later = row + clusters * p.ring.height;
-    if (later < plan.rows) {  // ahead of time, for its latency
-      next_mean = mean_of(later);
-      next_rstd = rstd_of(later);
-    }
-    ring.await(stage, turn / p.ring.stages);
-    const auto source = [&](int i) { return ring.row(stage, i, offset); };
-    const T *grads = source(0), *values = source(1);
-    const int64_t flat = row * plan.cols + first_col;
-
-    // h, or its normalised value, and the gradient of the norm's result.
-    const auto fetch = [&](int col, auto& h) {
-      constexpr int M = sizeof(h) / sizeof(A);
-      widen(load_packed<M>(values + col), h);
-      if (kExtras && !p.summed) {
-        p.before.template forward<kDropout>(flat + col, h);
-        widen(narrow<T>(h), h);  // as the forward had it
-      }
-    };
-    const auto fetch_both = [&](const auto& owned, auto& h, auto& grad) {
-      constexpr int M = sizeof(h) / sizeof(A);
-      widen(load_packed<M>(grads + owned.col), grad);
-      fetch(owned.col, h);
+    if (Ragged) own(end, first_end, index < columns.ends);
+    // Calls body(which, where), which a compile-time number: a vector, or the end if it is K.
+    const auto each = [&](auto&& body) {
 #pragma unroll
-      for (int e = 0; e < M; ++e) h[e] = (Centered ? h[e] - mean : h[e]) * rstd;
+      for (int k = 0; k < K; ++k) body(vector[k], k, first_vector + k * plan.group * N);
+      if constexpr (Ragged) body(end, K, first_end);
+    };
+
+    const int rows =
+        int(min(int64_t(turns), row < plan.rows ? ceil_div(plan.rows - row, jump) : 0));
+    // A row's normalised values and the gradients of the norm's result; 0 where there is nothing.
+    const auto fetch = [&]<int M>(const Owned<M, A>& owned, const unsigned char* at, bool exists,
+                                  int64_t flat, A mean, A rstd, A(&normed)[M], A(&grad)[M]) {
+      Packed<T, M> g{}, h{};
+      if (exists && owned.exists) {
+        g = load_packed<M>(reinterpret_cast<const T*>(at));
+        h = load_packed<M>(reinterpret_cast<const T*>(at + p.ring.tile_bytes));
+      }
+      widen(g, grad);
+      widen(h, normed);
+      if (kExtras && !p.summed) {
+        p.before.template forward<kDropout>(flat, normed);
+        widen(narrow<T>(normed), normed);  // as the forward had it
+      }
+      normalise<Centered>(normed, Scale<A>{mean, rstd});
       if (kExtras && (p.after.relu || (kDropout && p.after.dropout))) {
         A result[M], shift[M] = {};
-        if (p.bias) read<T>(p.bias, first_col + owned.col, shift);
+        if (p.bias && owned.exists) read<T>(p.bias, flat % plan.cols, shift);
 #pragma unroll
-        for (int e = 0; e < M; ++e) result[e] = h[e] * owned.scale[e] + shift[e];
-        p.after.template backward<kDropout>(flat + owned.col, result, grad);
+        for (int e = 0; e < M; ++e) result[e] = normed[e] * owned.scale[e] + shift[e];
+        p.after.template backward<kDropout>(flat, result, grad);
       }
     };
-    if (p.rstd == nullptr) {
-      Moments<T, Centered> moments;
-      const A pivot = Centered ? widen(values[0]) : A(0);
-      each(exists, [&]<int M>(auto& owned, Width<M>) {
-        A h[M];
-        fetch(owned.col, h);
-        moments.add(h, pivot);
+    const int64_t step = jump * plan.cols;
+    int64_t flat = row * plan.cols + first_col;  // of the row that is behind
+    const A *mean_at = p.mean + row, *rstd_at = p.rstd + row;
+    A next_mean = 0, next_rstd = 0, mean = 0, rstd = 0;
+    const auto fetch_statistics = [&](bool exists) {
+      if (!exists) return;
+      if (Centered) next_mean = *mean_at;
+      next_rstd = *rstd_at;
+      mean_at += jump;
+      rstd_at += jump;
+    };
+    fetch_statistics(rows > 0);
+    Total put;
+    for (int i = 0; i <= turns; ++i) {
+      const A old_mean = mean, old_rstd = rstd;
+      const Total old_put = put;
+      if (i < turns) {
+        mean = next_mean;
+        rstd = next_rstd;
+        fetch_statistics(i + 1 < rows);  // ahead of time, for its latency
+        ring.await(ahead);
+        const unsigned char* const at = ring.stage(ahead) + from;
+        Total total;
+        each([&]<int M>(Owned<M, A>& owned, int, int col) {
+          A normed[M], grad[M];
+          fetch(owned, at + col * int(sizeof(T)), i < rows, flat + (i > 0 ? step : 0) + col, mean,
+                rstd, normed, grad);
+#pragma unroll
+          for (int e = 0; e < M; ++e) {
+            owned.weight_sum[e] = fma(grad[e], normed[e], owned.weight_sum[e]);
+            if constexpr (Centered) owned.bias_sum[e] += grad[e];
+            grad[e] *= owned.scale[e];
+            total.a = fma(grad[e], normed[e], total.a);
+            if constexpr (Centered) total.b += grad[e];
+          }
+        });
+        ahead.next(p.ring.stages);
+        put = totals.put(total, turn + i);
+      }
+      if (i == 0) continue;
+      const Total total = totals.get(old_put, turn + i - 1);
+      const A inner = total.a * p.share, average = total.b * p.share;
+      const unsigned char* const at = ring.stage(behind) + from;
+      each([&]<int M>(const Owned<M, A>& owned, int, int col) {
+        A normed[M], grad[M];
+        fetch(owned, at + col * int(sizeof(T)), i <= rows, flat + col, old_mean, old_rstd, normed,
+              grad);
+#pragma unroll
+        for (int e = 0; e < M; ++e) {
+          grad[e] = product(grad[e], owned.scale[e]);
+          if (Centered) grad[e] -= average;
+          grad[e] = fma(-normed[e], inner, grad[e]) * old_rstd;
+        }
+        if (!owned.exists || i > rows) return;
+        if constexpr (kExtras) {
+          const auto source = [&](int s) {
+            const unsigned char* const there = at + col * int(sizeof(T)) + s * p.ring.tile_bytes;
+            return load_packed<M>(reinterpret_cast<const T*>(there));
+          };
+          if (p.has_grad_h) {
+            widen(source(2), normed);
+#pragma unroll
+            for (int e = 0; e < M; ++e) grad[e] += normed[e];
+          }
+          if (p.grad_residual != nullptr) store<M>(p.grad_residual + flat + col, narrow<T>(grad));
+          if (p.before.relu || (kDropout && p.before.dropout)) {
+            widen(source(p.has_x ? p.ring.sources - 1 : 1), normed);
+            p.before.template backward<kDropout>(flat + col, normed, grad);
+          }
+        }
+        store<M>(p.grad_x + flat + col, narrow<T>(grad));
       });
-      const Scale<A> scale = row_total(plan, moments, totals++).scale(pivot, p.share, p.eps);
-      mean = scale.mean;
-      rstd = scale.rstd;
+      ring.release(behind);
+      behind.next(p.ring.stages);
+      flat += step;
     }
-    Pair<A> total;
-    each(exists, [&]<int M>(auto& owned, Width<M>) {
-      A h[M], grad[M];
-      fetch_both(owned, h, grad);
+    turn += turns;
+
+    // The sums of the block's rows meet where the ring was, those of vectors first.
+    __syncthreads();
+    A* const stack = reinterpret_cast<A*>(ring.memory());
+    const int vector_columns = int(columns.vectors) * N, height = p.ring.height;
+    const int pitch = p.stack_pitch();
+    each([&]<int M>(const Owned<M, A>& owned, int k, int) {
+      if (!owned.exists) return;
+      const int slot = M == 1 && k == K ? vector_columns + index : (index + k * plan.group) * N;
+      constexpr int W = M < 4 ? M : 4;
 #pragma unroll
-      for (int e = 0; e < M; ++e) {
-        owned.weight_sum[e] = fma(grad[e], h[e], owned.weight_sum[e]);
-        if (Centered) owned.bias_sum[e] += grad[e];
-        grad[e] *= owned.scale[e];
-        total.a = fma(grad[e], h[e], total.a);
-        if (Centered) total.b += grad[e];
+      for (int e = 0; e < M; e += W) {
+        Vec<A, W> weight, bias;
+#pragma unroll
+        for (int j = 0; j < W; ++j) {
+          weight.value[j] = owned.weight_sum[e + j];
+          bias.value[j] = owned.bias_sum[e + j];
+        }
+        store<W>(stack + within * pitch + slot + e, weight);
+        if (Centered) store<W>(stack + (height + within) * pitch + slot + e, bias);
       }
     });
-    total = row_total(plan, total, totals++);
-    if (plan.group <= kWarp) __syncthreads();
-    // All threads have left the stage of the turn before, so it can be filled again.
-    fill(turn + p.ring.stages - 1);
-    const A inner = total.a * p.share, average = total.b * p.share;
-    each(exists, [&]<int M>(auto& owned, Width<M>) {
-      A h[M], grad[M];
-      fetch_both(owned, h, grad);
-#pragma unroll
-      for (int e = 0; e < M; ++e) {
-        grad[e] = fma(-h[e], inner, product(grad[e], owned.scale[e]) - average) * rstd;
+    __syncthreads();
+    const auto add_up = [&](const A* column, A* sums) {
+      if (sums == nullptr) return;
+      for (int col = threadIdx.x; col < width; col += plan.block) {
+        const int past = col - columns.head;  // the first whole vector
+        const int end = vector_columns + (col < columns.head ? col : col - vector_columns);
+        const int slot = past >= 0 && past < vector_columns ? past : end;
+        A all = column[slot];
+        for (int r = 1; r < height; ++r) all += column[r * pitch + slot];
+        A& sum = sums[part * plan.cols + first_col + col];
+        sum = first ? all : sum + all;
       }
-      if constexpr (kExtras) {
-        if (p.has_grad_h) {
-          widen(load_packed<M>(source(2) + owned.col), h);
-#pragma unroll
-          for (int e = 0; e < M; ++e) grad[e] += h[e];
-        }
-        if (p.grad_residual != nullptr) {
-          store<M>(p.grad_residual + flat + owned.col, narrow<T>(grad));
-        }
-        if (p.before.relu || (kDropout && p.before.dropout)) {
-          widen(load_packed<M>((p.has_x ? source(p.ring.sources - 1) : values) + owned.col), h);
-          p.before.template backward<kDropout>(flat + owned.col, h, grad);
-        }
-      }
-      store<M>(p.grad_x + flat + owned.col, narrow<T>(grad));
-    });
+    };
+    add_up(stack, p.weight_sums);
+    if (Centered) add_up(stack + height * pitch, p.bias_sums);
+    __syncthreads();
   }
   release_next();
-
-  // The sums of a block's rows, then a row of sums per block (or cluster).
-  A* const stack = reinterpret_cast<A*>(ring.memory());
-  const int64_t part = tile * plan.cols + first_col;
-  const auto give = [&](auto member, A* sums) {
-    if (sums == nullptr) return;
-    __syncthreads();
-    each(true, [&]<int M>(auto& owned, Width<M>) {
-#pragma unroll
-      for (int e = 0; e < M; ++e) stack[within * p.ring.width + owned.col + e] = member(owned)[e];
-    });
-    __syncthreads();
-    for (int col = threadIdx.x; col < width; col += blockDim.x) {
-      A all = stack[col];
-      for (int i = 1; i < p.ring.height; ++i) all += stack[i * p.ring.width + col];
-      sums[part + col] = all;
-    }
-  };
-  give([](auto& owned) -> auto& { return owned.weight_sum; }, p.weight_sums);
-  if (Centered) give([](auto& owned) -> auto& { return owned.bias_sum; }, p.bias_sums);
 }
 
-// Adds up rows of sums and rounds once.
+// Adds up rows of sums and rounds once; of weights and biases at the same time.
 template <class A, class Out>
 __global__ void __launch_bounds__(1024)
-    finish_sums(const A* sums, int parts, int64_t cols, Out* out) {
+    finish_sums(const A* sums, int64_t between, int parts, int64_t cols, Out* out, Out* other) {
   constexpr int kAcross = 32;
   struct Stack {
     A sum[32][kAcross + 1];
@@ -269,6 +323,10 @@ __global__ void __launch_bounds__(1024)
   const int across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
   const int height = blockDim.x / kAcross;
   const int64_t col = int64_t(blockIdx.x) * kAcross + across;
+  if (blockIdx.y == 1) {
+    sums += between;
+    out = other;
+  }
   A sum = A(0);
   await_previous();
   if (col < cols) {
@@ -285,39 +343,50 @@ __global__ void __launch_bounds__(1024)
 
 // How a backward's rows are dealt out. False: they are too long for a cluster.
 template <class T>
-bool plan_backward(int64_t rows, int64_t cols, bool clusters, bool ragged, bool contiguous,
-                   NormBackward<T>& p) {
-  constexpr int64_t kRoom = NormBackward<T>::kRoom;
-  const int64_t threads = ceil_div(cols, kOwned<T>);
+bool plan_backward(int64_t rows, int64_t cols, bool clusters, bool contiguous, NormBackward<T>& p) {
+  int classes = 1;
+  while (classes * cols % kVec<T> != 0) classes *= 2;
+  constexpr int64_t kRoom = 200 << 10;  // of a multiprocessor's shared memory
+  constexpr int64_t kElement = sizeof(T);
+  const int64_t threads = ceil_div(cols, int64_t(kOwned<T>));
   RowPlan& plan = p.plan;
-  plan = {rows, cols, ragged ? 2 * kVec<T> : 1, 1, 256, true};  // an end to a thread
   RingParams<T, kNormSources>& ring = p.ring;
-  ring.rows = rows;
-  if (threads <= 128) {
+  // Ragged rows have ends, of which a thread takes one.
+  plan = {rows, cols, classes > 1 ? 2 * kVec<T> : 1, 1, 0, true};
+  ring.width = int(std::min<int64_t>(cols, 1 << 24));
+  if (threads <= kWarp) {
     while (plan.group < threads) plan.group *= 2;
-    ring.width = int(cols);
+    ring.height = kBackwardThreads / plan.group;
   } else {
     const auto warps = [&] { return ceil_div(ceil_div(threads, plan.cluster), kWarp) * kWarp; };
     const auto fits = [&] {
-      return warps() <= kRowThreads &&
-             2 * (warps() * kOwned<T> + kVec<T>)*int64_t(sizeof(T)) * ring.sources <= kRoom;
+      return warps() <= kBackwardThreads &&
+             3 * (warps() * kOwned<T> + 2 * kVec<T>)*kElement * ring.sources <= kRoom;
     };
     while (clusters && plan.cluster < kMaxCluster && !fits()) plan.cluster *= 2;
     if (!fits()) return false;
-    plan.group = plan.block = int(warps());
-    // Whole vectors to every block, so that all of them are aligned alike.
-    ring.width = int(ceil_div(ceil_div(cols, plan.cluster), 2 * kVec<T>)) * 2 * kVec<T>;
+    plan.group = int(warps());
+    ring.height = plan.cluster > 1 ? 1 : std::max(kBackwardThreads / plan.group, 1);
+    if (plan.cluster > 1) {  // whole vectors to every block, so that all of them are aligned alike
+      ring.width = int(ceil_div(ceil_div(cols, plan.cluster), 2 * kVec<T>)) * 2 * kVec<T>;
+    }
   }
-  ring.height = plan.block / plan.group;
-  const auto round = [](int64_t bytes) { return ceil_div(bytes, 16) * 16; };
-  ring.pitch = ring.height == 1 || contiguous
-                   ? 0
-                   : int(round((ring.width + 2 * kVec<T>)*int64_t(sizeof(T))));
-  const int64_t run = (int64_t(ring.height) * ring.width + 2 * kVec<T>)*int64_t(sizeof(T));
-  ring.tile_bytes = ring.pitch == 0 ? ceil_div(run, 128) * 128
-                                    : ceil_div(int64_t(ring.pitch) * ring.height, 128) * 128;
-  const int64_t room = kRoom / p.resident();
-  ring.stages = int(std::clamp<int64_t>(room / ring.stage_bytes(), 2, kMaxStages));
+  // Few rows leave no multiprocessor without work.
+  while (ring.height > 1 && ceil_div(rows, int64_t(ring.height)) < multiprocessors() &&
+         plan.group * ring.height > kWarp) {
+    ring.height = (ring.height + 1) / 2;
+  }
+  plan.block = plan.group * ring.height;
+  ring.rows = rows;
+  ring.step = p.classes = classes;
+  const auto round = [](int64_t bytes, int64_t to) { return int(ceil_div(bytes, to) * to); };
+  const int64_t margins = 2 * kVec<T>;
+  const bool run = ring.height == 1 || (contiguous && classes == 1);
+  ring.pitch = run ? 0 : round((ring.width + margins) * kElement, 16);
+  ring.tile_bytes = round(run ? (int64_t(ring.height) * ring.width + margins) * kElement
+                              : int64_t(ring.pitch) * ring.height,
+                          128);
+  ring.stages = int(std::clamp<int64_t>(kRoom / ring.stage_bytes(), 2, 4));
   return true;
 }
 

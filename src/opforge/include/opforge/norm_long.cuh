@@ -44,35 +44,19 @@ struct LongRow {
   }
 };
 
-// Writes the gradients of x and residual, and the row's mean and 1 / deviation.
+// Writes the gradients of x and residual.
 template <class T, bool Centered>
-__global__ void __launch_bounds__(kRowThreads)
-    norm_backward_row(const NormBackward<T> p, compute_t<T>* means, compute_t<T>* rstds) {
+__global__ void __launch_bounds__(kRowThreads) norm_backward_row(const NormBackward<T> p) {
   using A = compute_t<T>;
   const LongRow<T> at{p, blockIdx.x};
-  A mean = p.mean == nullptr ? A(0) : p.mean[at.row];
-  A rstd = p.rstd == nullptr ? A(0) : p.rstd[at.row];
-  if (p.rstd == nullptr) {
-    std::conditional_t<Centered, MergedMoments<A>, Squares<A>> moments;
-    for (int64_t col = threadIdx.x; col < p.plan.cols; col += blockDim.x) {
-      const A h[1] = {at.value(col)};
-      moments.add(h, A(0));
-    }
-    const Scale<A> scale = row_total(p.plan, moments, 0).scale(A(0), p.share, p.eps);
-    mean = scale.mean;
-    rstd = scale.rstd;
-  }
-  if (threadIdx.x == 0) {
-    means[at.row] = mean;
-    rstds[at.row] = rstd;
-  }
-  Pair<A> total;
+  const A mean = Centered ? p.mean[at.row] : A(0), rstd = p.rstd[at.row];
+  Dots<A, true> total;
   for (int64_t col = threadIdx.x; col < p.plan.cols; col += blockDim.x) {
     const A normed = (at.value(col) - mean) * rstd;
     const A grad = at.gradient(col, normed) * at.scale(col);
-    total += Pair<A>{grad * normed, Centered ? grad : A(0)};
+    total += {grad * normed, Centered ? grad : A(0)};
   }
-  total = row_total(p.plan, total, 1);
+  total = row_total(p.plan, total);
   for (int64_t col = threadIdx.x; col < p.plan.cols; col += blockDim.x) {
     const int64_t flat = at.row * p.plan.cols + col;
     const A normed = (at.value(col) - mean) * rstd;
@@ -87,16 +71,15 @@ __global__ void __launch_bounds__(kRowThreads)
 }
 
 template <class T>
-__global__ void __launch_bounds__(256)
-    norm_backward_column(const NormBackward<T> p, const compute_t<T>* means,
-                         const compute_t<T>* rstds) {
+__global__ void __launch_bounds__(256) norm_backward_column(const NormBackward<T> p) {
   using A = compute_t<T>;
   const int64_t col = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (col >= p.plan.cols) return;
   A weight_sum = 0, bias_sum = 0;
   for (int64_t row = 0; row < p.plan.rows; ++row) {
     const LongRow<T> at{p, row};
-    const A normed = (at.value(col) - means[row]) * rstds[row];
+    const A mean = p.mean == nullptr ? A(0) : p.mean[row];
+    const A normed = (at.value(col) - mean) * p.rstd[row];
     const A grad = at.gradient(col, normed);
     weight_sum = fma(grad, normed, weight_sum);
     bias_sum += grad;

@@ -25,6 +25,7 @@ namespace opforge {
 
 constexpr int kHeld = 4;          // vectors of a row that a thread holds
 constexpr int kRowThreads = 512;  // of a block, before a row is spread over several
+constexpr int kRowBound = 576;    // of which the registers of two blocks must do for their threads
 constexpr int kRowBlock = 128;    // threads of a block of short rows
 constexpr int kMaxCluster = 8;
 
@@ -162,91 +163,117 @@ struct Columns {
   __device__ __forceinline__ int64_t end(int i) const { return i < head ? i : i + vectors * N; }
 };
 
-// A visitor has: using Element; struct Total, see above;
+// A visitor has: using Element;
 //   struct Cursor, where a row of each operand lies; Cursor start(row);
 //   const Element* first(Cursor), an operand by which all are aligned;
 //   template <int N> struct Loaded, N columns of the operands;
 //   Loaded<N> load<N>(Cursor, col), which does nothing else: all loads of a row are under way
 //   before the first is used; prepare(Cursor, col, Loaded<N>&, bool again), which may change them
-//   and write, again in the second pass over a row that is not held;
-//   void add(Cursor, Total&, Loaded<N>); void finish(Cursor, Settled), by one thread of the row;
-//   Settled settle(Cursor, Total), what follows from it; Packed<Element, N> result(Cursor, col,
-//   Loaded<N>, Settled); void write(Cursor, col, Packed<Element, N>).
-template <int N, bool Held, class Visitor>
-__global__ void __launch_bounds__(kRowThreads) map_rows(const RowPlan p, const Visitor visitor) {
+//   and write, again in a later pass over a row that is not held;
+//   Settled settle(Cursor, each, total), what follows from the row: each(f) calls f(Loaded<N>) for
+//   all that this thread has of it, total(Total) adds up over its threads, and may be called twice;
+//   void finish(Cursor, Settled), by one thread of the row;
+//   template <int N> struct Beside, what else a result takes; Beside<N> load_beside<N>(Cursor,
+//   col); Packed<Element, N> result(Cursor, col, Loaded<N>, Beside<N>, Settled); void write(Cursor,
+//   col, Packed<Element, N>).
+template <int N, bool Ragged, bool Held, class Visitor>
+__global__ void __launch_bounds__(kRowBound, 2) map_rows(const RowPlan p, const Visitor visitor) {
   using T = typename Visitor::Element;
   arrive_rows(p);
   const Place place(p);
   const auto cursor = visitor.start(place.exists ? place.row : 0);
   const Columns<N> columns(visitor.first(cursor), place.exists ? p.cols : 0);
-  const bool has_end = N > 1 && place.index < columns.ends;
+  const bool has_end = Ragged && place.index < columns.ends;
   const int64_t end = columns.end(place.index);
-  typename Visitor::Total total;
   typename Visitor::template Loaded<1> single;
   if (has_end) single = visitor.template load<1>(cursor, end);
-
+  int turn = 0;
+  const auto total = [&](const auto& own) {
+    if (turn == 0) await_rows(p);
+    return row_total(p, own, turn++);
+  };
   const auto conclude = [&](const auto& settled) {
-    if (has_end) visitor.write(cursor, end, visitor.result(cursor, end, single, settled));
+    if (has_end) {
+      const auto beside = visitor.template load_beside<1>(cursor, end);
+      visitor.write(cursor, end, visitor.result(cursor, end, single, beside, settled));
+    }
     if (place.exists && place.index == 0) visitor.finish(cursor, settled);
   };
   if constexpr (Held) {
     typename Visitor::template Loaded<N> held[kHeld];
     Packed<T, N> out[kHeld];
     const int vectors = int(columns.vectors);
-    const auto each = [&](auto&& body) {
+    const auto owned = [&](auto&& body) {
 #pragma unroll
       for (int k = 0; k < kHeld; ++k) {
         const int i = place.index + k * place.size;
-        if (i < vectors) body(k, columns.vector(i));
+        if (i < vectors) body(k, int(columns.vector(i)));
       }
     };
-    each([&](int k, int64_t col) { held[k] = visitor.template load<N>(cursor, col); });
-    each([&](int k, int64_t col) {
-      visitor.prepare(cursor, col, held[k], false);
-      visitor.add(cursor, total, held[k]);
-    });
-    if (has_end) {
-      visitor.prepare(cursor, end, single, false);
-      visitor.add(cursor, total, single);
+    owned([&](int k, int col) { held[k] = visitor.template load<N>(cursor, col); });
+    owned([&](int k, int col) { visitor.prepare(cursor, col, held[k], false); });
+    if (has_end) visitor.prepare(cursor, end, single, false);
+    const auto each = [&](auto&& body) {
+      owned([&](int k, int) { body(held[k]); });
+      if (has_end) body(single);
+    };
+    const auto settled = visitor.settle(cursor, each, total);
+    // Two at a time: all at once would take too many registers, one at a time too long. And all
+    // results first, so that no store holds up a load.
+#pragma unroll
+    for (int half = 0; half < kHeld; half += 2) {
+      typename Visitor::template Beside<N> beside[2];
+      const auto both = [&](auto&& body) {
+        owned([&](int k, int col) {
+          if (k / 2 * 2 == half) body(k, col);
+        });
+      };
+      both([&](int k, int col) { beside[k % 2] = visitor.template load_beside<N>(cursor, col); });
+      both([&](int k, int col) {
+        out[k] = visitor.result(cursor, col, held[k], beside[k % 2], settled);
+      });
     }
-    await_rows(p);
-    const auto settled = visitor.settle(cursor, row_total(p, total));
-    // Results first, so that no store holds up a load (of weights, say).
-    each([&](int k, int64_t col) { out[k] = visitor.result(cursor, col, held[k], settled); });
-    each([&](int k, int64_t col) { visitor.write(cursor, col, out[k]); });
+    owned([&](int k, int col) { visitor.write(cursor, col, out[k]); });
     conclude(settled);
   } else {
-    for (int64_t i = place.index; i < columns.vectors; i += place.size) {
-      auto loaded = visitor.template load<N>(cursor, columns.vector(i));
-      visitor.prepare(cursor, columns.vector(i), loaded, false);
-      visitor.add(cursor, total, loaded);
-    }
-    if (has_end) {
-      visitor.prepare(cursor, end, single, false);
-      visitor.add(cursor, total, single);
-    }
-    await_rows(p);
-    const auto settled = visitor.settle(cursor, row_total(p, total));
-    for (int64_t i = place.index; i < columns.vectors; i += place.size) {
-      auto loaded = visitor.template load<N>(cursor, columns.vector(i));
-      visitor.prepare(cursor, columns.vector(i), loaded, true);
-      visitor.write(cursor, columns.vector(i),
-                    visitor.result(cursor, columns.vector(i), loaded, settled));
-    }
+    bool again = false;
+    const auto owned = [&](auto&& body) {
+      for (int64_t i = place.index; i < columns.vectors; i += place.size) {
+        auto loaded = visitor.template load<N>(cursor, columns.vector(i));
+        visitor.prepare(cursor, columns.vector(i), loaded, again);
+        body(loaded, columns.vector(i));
+      }
+      again = true;
+    };
+    if (has_end) visitor.prepare(cursor, end, single, false);
+    const auto each = [&](auto&& body) {
+      owned([&](const auto& loaded, int64_t) { body(loaded); });
+      if (has_end) body(single);
+    };
+    const auto settled = visitor.settle(cursor, each, total);
+    owned([&](const auto& loaded, int64_t col) {
+      const auto beside = visitor.template load_beside<N>(cursor, col);
+      visitor.write(cursor, col, visitor.result(cursor, col, loaded, beside, settled));
+    });
     conclude(settled);
   }
 }
 
-template <int N, class Visitor>
-void map_rows(int64_t rows, int64_t cols, bool ragged, const Visitor& visitor,
-              cudaStream_t stream) {
+// With clusters only if a row takes one, and the machine code of the kernel can.
+template <int N, class... Params>
+RowPlan plan_rows(int64_t rows, int64_t cols, bool ragged, void (*kernel)(Params...)) {
+  const RowPlan p = plan_rows(rows, cols, N, ragged, false);
+  return p.held || !can_cluster(kernel) ? p : plan_rows(rows, cols, N, ragged, true);
+}
+
+// A visitor with kLong also takes rows that are not held.
+template <int N, bool Ragged, class Visitor>
+void map_rows(int64_t rows, int64_t cols, const Visitor& visitor, cudaStream_t stream) {
   if (rows == 0) return;
-  RowPlan p = plan_rows(rows, cols, N, ragged, false);
-  if (!p.held && can_cluster(map_rows<N, true, Visitor>)) {
-    p = plan_rows(rows, cols, N, ragged, true);
-  }
-  launch(p.held ? map_rows<N, true, Visitor> : map_rows<N, false, Visitor>,
-         {dim3(p.blocks()), dim3(p.block), stream, 0, false, p.cluster}, p, visitor);
+  const RowPlan p = plan_rows<N>(rows, cols, Ragged, map_rows<N, Ragged, true, Visitor>);
+  const Config config{dim3(p.blocks()), dim3(p.block), stream, 0, false, p.cluster};
+  if (p.held) return launch(map_rows<N, Ragged, true, Visitor>, config, p, visitor);
+  if constexpr (Visitor::kLong) launch(map_rows<N, Ragged, false, Visitor>, config, p, visitor);
 }
 
 }  // namespace opforge
