@@ -127,12 +127,6 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp) norm_backward(const 
     const int64_t first_row = (tile - kind * of_class) * p.ring.height * p.classes + kind;
     const int64_t jump = stride * p.ring.height * p.classes;
     tile = until;
-    if (fills) {
-      for (int i = 0; i < turns; ++i) ring.fill(ahead, first_row + i * jump, first_col, width);
-      for (int i = 0; i < 3; ++i) __syncthreads();  // see below
-      continue;
-    }
-
     const int64_t row = first_row + within * int64_t(p.classes);
     const Columns<N> columns(p.ring.source[0].at(row) + first_col, width);
     const int from = ring.offset(first_row, within, first_col);
@@ -157,116 +151,120 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp) norm_backward(const 
 #pragma unroll
     for (int k = 0; k < K; ++k) {
       const int i = index + k * plan.group;
-      own(vector[k], columns.vector(i), i < columns.vectors);
+      own(vector[k], columns.vector(i), !fills && i < columns.vectors);
     }
-    if (Ragged) own(end, first_end, index < columns.ends);
-    // Calls body(which, where), which a compile-time number: a vector, or the end if it is K.
+    if (Ragged) own(end, first_end, !fills && index < columns.ends);
+    // Calls body(owned, which, col), which is K for the end.
     const auto each = [&](auto&& body) {
 #pragma unroll
       for (int k = 0; k < K; ++k) body(vector[k], k, first_vector + k * plan.group * N);
       if constexpr (Ragged) body(end, K, first_end);
     };
 
-    const int rows =
-        int(min(int64_t(turns), row < plan.rows ? ceil_div(plan.rows - row, jump) : 0));
-    // A row's normalised values and the gradients of the norm's result; 0 where there is nothing.
-    const auto fetch = [&]<int M>(const Owned<M, A>& owned, const unsigned char* at, bool exists,
-                                  int64_t flat, A mean, A rstd, A(&normed)[M], A(&grad)[M]) {
-      Packed<T, M> g{}, h{};
-      if (exists && owned.exists) {
-        g = load_packed<M>(reinterpret_cast<const T*>(at));
-        h = load_packed<M>(reinterpret_cast<const T*>(at + p.ring.tile_bytes));
-      }
-      widen(g, grad);
-      widen(h, normed);
-      if (kExtras && !p.summed) {
-        p.before.template forward<kDropout>(flat, normed);
-        widen(narrow<T>(normed), normed);  // as the forward had it
-      }
-      normalise<Centered>(normed, Scale<A>{mean, rstd});
-      if (kExtras && (p.after.relu || (kDropout && p.after.dropout))) {
-        A result[M], shift[M] = {};
-        if (p.bias && owned.exists) read<T>(p.bias, flat % plan.cols, shift);
+    if (fills) {
+      for (int i = 0; i < turns; ++i) ring.fill(ahead, first_row + i * jump, first_col, width);
+    } else {
+      const int rows =
+          int(min(int64_t(turns), row < plan.rows ? ceil_div(plan.rows - row, jump) : 0));
+      // A row's normalised values and the gradients of the norm's result; 0 where there is nothing.
+      const auto fetch = [&]<int M>(const Owned<M, A>& owned, const unsigned char* at, bool exists,
+                                    int64_t flat, A mean, A rstd, A(&normed)[M], A(&grad)[M]) {
+        Packed<T, M> g{}, h{};
+        if (exists && owned.exists) {
+          g = load_packed<M>(reinterpret_cast<const T*>(at));
+          h = load_packed<M>(reinterpret_cast<const T*>(at + p.ring.tile_bytes));
+        }
+        widen(g, grad);
+        widen(h, normed);
+        if (kExtras && !p.summed) {
+          p.before.template forward<kDropout>(flat, normed);
+          widen(narrow<T>(normed), normed);  // as the forward had it
+        }
+        normalise<Centered>(normed, Scale<A>{mean, rstd});
+        if (kExtras && (p.after.relu || (kDropout && p.after.dropout))) {
+          A result[M], shift[M] = {};
+          if (p.bias && owned.exists) read<T>(p.bias, flat % plan.cols, shift);
 #pragma unroll
-        for (int e = 0; e < M; ++e) result[e] = normed[e] * owned.scale[e] + shift[e];
-        p.after.template backward<kDropout>(flat, result, grad);
-      }
-    };
-    const int64_t step = jump * plan.cols;
-    int64_t flat = row * plan.cols + first_col;  // of the row that is behind
-    const A *mean_at = p.mean + row, *rstd_at = p.rstd + row;
-    A next_mean = 0, next_rstd = 0, mean = 0, rstd = 0;
-    const auto fetch_statistics = [&](bool exists) {
-      if (!exists) return;
-      if (Centered) next_mean = *mean_at;
-      next_rstd = *rstd_at;
-      mean_at += jump;
-      rstd_at += jump;
-    };
-    fetch_statistics(rows > 0);
-    Total put;
-    for (int i = 0; i <= turns; ++i) {
-      const A old_mean = mean, old_rstd = rstd;
-      const Total old_put = put;
-      if (i < turns) {
-        mean = next_mean;
-        rstd = next_rstd;
-        fetch_statistics(i + 1 < rows);  // ahead of time, for its latency
-        ring.await(ahead);
-        const unsigned char* const at = ring.stage(ahead) + from;
-        Total total;
-        each([&]<int M>(Owned<M, A>& owned, int, int col) {
+          for (int e = 0; e < M; ++e) result[e] = normed[e] * owned.scale[e] + shift[e];
+          p.after.template backward<kDropout>(flat, result, grad);
+        }
+      };
+      const int64_t step = jump * plan.cols;
+      int64_t flat = row * plan.cols + first_col;  // of the row that is behind
+      const A *mean_at = p.mean + row, *rstd_at = p.rstd + row;
+      A next_mean = 0, next_rstd = 0, mean = 0, rstd = 0;
+      const auto fetch_statistics = [&](bool exists) {
+        if (!exists) return;
+        if (Centered) next_mean = *mean_at;
+        next_rstd = *rstd_at;
+        mean_at += jump;
+        rstd_at += jump;
+      };
+      fetch_statistics(rows > 0);
+      Total put;
+      for (int i = 0; i <= turns; ++i) {
+        const A old_mean = mean, old_rstd = rstd;
+        const Total old_put = put;
+        if (i < turns) {
+          mean = next_mean;
+          rstd = next_rstd;
+          fetch_statistics(i + 1 < rows);  // ahead of time, for its latency
+          ring.await(ahead);
+          const unsigned char* const at = ring.stage(ahead) + from;
+          Total total;
+          each([&]<int M>(Owned<M, A>& owned, int, int col) {
+            A normed[M], grad[M];
+            fetch(owned, at + col * int(sizeof(T)), i < rows, flat + (i > 0 ? step : 0) + col, mean,
+                  rstd, normed, grad);
+#pragma unroll
+            for (int e = 0; e < M; ++e) {
+              owned.weight_sum[e] = fma(grad[e], normed[e], owned.weight_sum[e]);
+              if constexpr (Centered) owned.bias_sum[e] += grad[e];
+              grad[e] *= owned.scale[e];
+              total.a = fma(grad[e], normed[e], total.a);
+              if constexpr (Centered) total.b += grad[e];
+            }
+          });
+          ahead.next(p.ring.stages);
+          put = totals.put(total, turn + i);
+        }
+        if (i == 0) continue;
+        const Total total = totals.get(old_put, turn + i - 1);
+        const A inner = total.a * p.share, average = total.b * p.share;
+        const unsigned char* const at = ring.stage(behind) + from;
+        each([&]<int M>(const Owned<M, A>& owned, int, int col) {
           A normed[M], grad[M];
-          fetch(owned, at + col * int(sizeof(T)), i < rows, flat + (i > 0 ? step : 0) + col, mean,
-                rstd, normed, grad);
+          fetch(owned, at + col * int(sizeof(T)), i <= rows, flat + col, old_mean, old_rstd, normed,
+                grad);
 #pragma unroll
           for (int e = 0; e < M; ++e) {
-            owned.weight_sum[e] = fma(grad[e], normed[e], owned.weight_sum[e]);
-            if constexpr (Centered) owned.bias_sum[e] += grad[e];
-            grad[e] *= owned.scale[e];
-            total.a = fma(grad[e], normed[e], total.a);
-            if constexpr (Centered) total.b += grad[e];
+            grad[e] = product(grad[e], owned.scale[e]);
+            if (Centered) grad[e] -= average;
+            grad[e] = fma(-normed[e], inner, grad[e]) * old_rstd;
           }
+          if (!owned.exists || i > rows) return;
+          if constexpr (kExtras) {
+            const auto source = [&](int s) {
+              const unsigned char* const there = at + col * int(sizeof(T)) + s * p.ring.tile_bytes;
+              return load_packed<M>(reinterpret_cast<const T*>(there));
+            };
+            if (p.has_grad_h) {
+              widen(source(2), normed);
+#pragma unroll
+              for (int e = 0; e < M; ++e) grad[e] += normed[e];
+            }
+            if (p.grad_residual != nullptr) store<M>(p.grad_residual + flat + col, narrow<T>(grad));
+            if (p.before.relu || (kDropout && p.before.dropout)) {
+              widen(source(p.has_x ? p.ring.sources - 1 : 1), normed);
+              p.before.template backward<kDropout>(flat + col, normed, grad);
+            }
+          }
+          store<M>(p.grad_x + flat + col, narrow<T>(grad));
         });
-        ahead.next(p.ring.stages);
-        put = totals.put(total, turn + i);
+        ring.release(behind);
+        behind.next(p.ring.stages);
+        flat += step;
       }
-      if (i == 0) continue;
-      const Total total = totals.get(old_put, turn + i - 1);
-      const A inner = total.a * p.share, average = total.b * p.share;
-      const unsigned char* const at = ring.stage(behind) + from;
-      each([&]<int M>(const Owned<M, A>& owned, int, int col) {
-        A normed[M], grad[M];
-        fetch(owned, at + col * int(sizeof(T)), i <= rows, flat + col, old_mean, old_rstd, normed,
-              grad);
-#pragma unroll
-        for (int e = 0; e < M; ++e) {
-          grad[e] = product(grad[e], owned.scale[e]);
-          if (Centered) grad[e] -= average;
-          grad[e] = fma(-normed[e], inner, grad[e]) * old_rstd;
-        }
-        if (!owned.exists || i > rows) return;
-        if constexpr (kExtras) {
-          const auto source = [&](int s) {
-            const unsigned char* const there = at + col * int(sizeof(T)) + s * p.ring.tile_bytes;
-            return load_packed<M>(reinterpret_cast<const T*>(there));
-          };
-          if (p.has_grad_h) {
-            widen(source(2), normed);
-#pragma unroll
-            for (int e = 0; e < M; ++e) grad[e] += normed[e];
-          }
-          if (p.grad_residual != nullptr) store<M>(p.grad_residual + flat + col, narrow<T>(grad));
-          if (p.before.relu || (kDropout && p.before.dropout)) {
-            widen(source(p.has_x ? p.ring.sources - 1 : 1), normed);
-            p.before.template backward<kDropout>(flat + col, normed, grad);
-          }
-        }
-        store<M>(p.grad_x + flat + col, narrow<T>(grad));
-      });
-      ring.release(behind);
-      behind.next(p.ring.stages);
-      flat += step;
     }
     turn += turns;
 
@@ -293,7 +291,7 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp) norm_backward(const 
     });
     __syncthreads();
     const auto add_up = [&](const A* column, A* sums) {
-      if (sums == nullptr) return;
+      if (fills || sums == nullptr) return;
       for (int col = threadIdx.x; col < width; col += plan.block) {
         const int past = col - columns.head;  // the first whole vector
         const int end = vector_columns + (col < columns.head ? col : col - vector_columns);

@@ -69,8 +69,9 @@ class Ring {
     // The parity before the first one counts as over: the first round does not wait.
     wait(barriers_.empty[place.stage], place.phase ^ 1);
     const int lane = threadIdx.x % kWarp;
-    const int height = int(min(int64_t(p_.height), (p_.rows - first_row + p_.step - 1) / p_.step));
-    const int copies = p_.pitch == 0 ? 1 : height;
+    const int64_t left = first_row < p_.rows ? (p_.rows - first_row + p_.step - 1) / p_.step : 0;
+    const int height = int(min(int64_t(p_.height), left));
+    const int copies = p_.pitch == 0 ? min(height, 1) : height;
     uint32_t announced = 0;
     for (int i = lane; i < copies * p_.sources; i += kWarp) {
       announced +=
