@@ -125,7 +125,7 @@ USES = {
         """,
     ),
     "dropout": Use(
-        "In place of `torch.nn.functional.dropout`, to keep 8 bytes for the backward and not a mask "
+        "In place of `torch.nn.functional.dropout`, to keep 8 bytes for the backward, not a mask "
         "of a byte or more per element, and to get the same mask from the same seed on every "
         "device. "
         "As a module: `opforge.nn.Dropout`.",
