@@ -21,3 +21,8 @@ for _name in discover.builtin_names():
         globals()[f"test_{_name}"] = testing.matrix(_name, on=PLACES)
         _full = pytest.mark.nightly(_full)
     globals()[f"test_{_name}_in_full"] = _full
+
+
+@pytest.mark.parametrize("name", [n for n in discover.builtin_names() if n != IN_FULL])
+def test_the_starred_row_that_a_quick_check_leaves_out(name: str) -> None:
+    testing.check(name, on=["cpu"], full=True, only=["import"])
