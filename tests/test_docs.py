@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,16 @@ def test_every_op_has_a_page() -> None:
         assert "Measured on" in text
         assert "Not measured yet" not in text
         assert "\n## Known losses\n" in text
+
+
+def test_the_example_on_the_page_of_an_op_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    from pages.uses import USES
+
+    assert set(USES) == set(discover.builtin_names())
+    for name, use in USES.items():
+        assert f"opforge.{name}(" in use.example
+        exec(textwrap.dedent(use.example), {"torch": torch, "opforge": opforge})
 
 
 def test_every_known_loss_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def _register_backward(library: Library, op: Op) -> gradient.Gradient:
     if op.backward is None:
         return _register_derived(library, op, op.forward, op.reference)
     schema = parse(op.backward.schema)
-    grad = gradient.of_op(op.forward, schema, None, op.backward)
+    grad = gradient.of_op(op.forward, schema, None, op.backward, op.statistics)
     pointwise = op.pointwise and len(schema.returns) == 1
     like = _like_of_backward(op, schema)
     _define(library, op, schema, op.backward.reference, like, pointwise)

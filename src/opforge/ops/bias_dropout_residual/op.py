@@ -1,4 +1,4 @@
-# SPDX - License - Identifier : Apache - 2.0
+# SPDX-License-Identifier: Apache-2.0
 """bias_dropout_residual: y = residual + dropout(x + bias), what ends a layer of a transformer."""
 
 from __future__ import annotations
@@ -97,9 +97,7 @@ def bias_dropout_residual(
 ) -> Tensor:
     """``residual + dropout(x + bias, p)`` in one pass, ``bias`` over the last dim of ``x`` or None.
 
-        What is dropped is as for :func:`opforge.dropout`;
-    if not in
-    training, nothing.
+    What is dropped is as for :func:`opforge.dropout`; if not in training, nothing.
     """
     philox.check_probability(NAME, p)
     if not training or p == 0:

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Work is cut into chunks by its shape alone, never by the number of threads: the same bits
-// always. The sums of earlier elements are carried in sum_t, which is double for float.
+// always. The sums of earlier elements are carried in sum_t, which is double for float, and those
+// of a block of elements are added up before they join them: one by one, equal terms would be
+// rounded to the same side every time.
 #include <opforge/cpu_sum.h>
 #include <opforge/split.h>
 
@@ -10,6 +12,7 @@ namespace {
 
 constexpr int64_t kChunk = 65536;  // elements that are worth a task
 constexpr int64_t kTasks = 16;     // with so many, nothing is cut further
+constexpr int64_t kBlock = 64;     // vectors or rows
 
 // Chunks for `tasks` scans that are `length` rows of `width` elements long.
 int64_t rows_of_chunk(int64_t tasks, int64_t length, int64_t width) {
@@ -44,12 +47,16 @@ void scan_row(const T* x, int64_t n, sum_t<T> carry, T* y) {
   using C = compute_t<T>;
   constexpr int64_t lanes = kLanes<T>;
   const int64_t whole = n / lanes * lanes;
-  for (int64_t i = 0; i < whole; i += lanes) {
-    const int64_t at = kReverse ? n - lanes - i : i;
-    const vec<T> in = load(x + at), sums = scan_lanes(kReverse ? turned(in) : in);
-    const vec<T> out = C(carry) + sums;
-    store(y + at, kReverse ? turned(out) : out);
-    carry += sums[lanes - 1];
+  for (int64_t i = 0; i < whole;) {
+    sum_t<T> block = 0;
+    for (const int64_t end = std::min(whole, i + kBlock * lanes); i < end; i += lanes) {
+      const int64_t at = kReverse ? n - lanes - i : i;
+      const vec<T> in = load(x + at), sums = scan_lanes(kReverse ? turned(in) : in);
+      const vec<T> out = C(carry + block) + sums;
+      store(y + at, kReverse ? turned(out) : out);
+      block += sums[lanes - 1];
+    }
+    carry += block;
   }
   for (int64_t i = whole; i < n; ++i) {
     const int64_t at = kReverse ? n - 1 - i : i;
@@ -97,32 +104,34 @@ void cumsum_rows(const T* x, int64_t stride, int64_t rows, int64_t n, bool rever
   });
 }
 
-// Adds a row to the sums and writes them, rounded.
+// Adds a row to the sums of its block and writes them with those before it, rounded.
 template <class T>
-OPFORGE_INLINE void add_and_write(const T* x, int64_t n, sum_t<T>* sums, T* y) {
+OPFORGE_INLINE void add_and_write(const T* x, int64_t n, const sum_t<T>* before, sum_t<T>* block,
+                                  T* y) {
   int64_t j = 0;
   if constexpr (kParts<T> == 1) {
     for (; j + kLanes<T> <= n; j += kLanes<T>) {
-      const vec<T> sum = load(sums + j) + load(x + j);
-      store(sums + j, sum);
-      store(y + j, sum);
+      const vec<T> sum = load(block + j) + load(x + j);
+      store(block + j, sum);
+      store(y + j, load(before + j) + sum);
     }
   }
   for (; j < n; ++j) {
-    sums[j] += widen(x[j]);
-    y[j] = narrow<T>(compute_t<T>(sums[j]));
+    block[j] += widen(x[j]);
+    y[j] = narrow<T>(compute_t<T>(before[j] + block[j]));
   }
 }
 
 // The sums go from row to row of matrices whose columns are adjacent.
 template <class T>
 void cumsum_columns(const SplitView& s, int64_t rows, bool reverse, const T* x, T* y) {
-  const int64_t width = std::min(s.inner, kBlockColumns / 2), tiles = ceil_div(s.inner, width);
+  constexpr int64_t kWidth = kBlockColumns / 2;
+  const int64_t width = std::min(s.inner, kWidth), tiles = ceil_div(s.inner, width);
   const int64_t chunk = rows_of_chunk(s.outer * tiles, rows, width);
   const int64_t chunks = ceil_div(rows, chunk);
   const int64_t grain = std::max<int64_t>(1, kGrain / (chunk * width));
   const auto sums = std::make_unique<sum_t<T>[]>(size_t(s.outer * chunks * s.inner));
-  // Calls visit(row of x, row of y, columns, the chunk's sums) for all rows of all chunks.
+  // Calls visit(row of x, row of y, columns, sums before the block, in it) for all rows of chunks.
   const auto over_rows = [&](const auto& visit) {
     parallel_for(s.outer * chunks * tiles, grain, [&](int64_t i, int64_t end) {
       for (; i < end; ++i) {
@@ -131,16 +140,20 @@ void cumsum_columns(const SplitView& s, int64_t rows, bool reverse, const T* x, 
         sum_t<T>* const own = sums.get() + (outer * chunks + c) * s.inner + col;
         const T* const from = x + outer * s.outer_stride + col;
         T* const to = y + outer * s.length * s.inner + col;
-        for (int64_t r = c * chunk; r < std::min(rows, (c + 1) * chunk); ++r) {
-          const int64_t row = reverse ? rows - 1 - r : r;
-          visit(from + row * s.length_stride, to + row * s.inner, n, own);
+        for (int64_t r = c * chunk, last = std::min(rows, r + chunk); r < last;) {
+          sum_t<T> block[kWidth] = {};
+          for (const int64_t stop = std::min(last, r + kBlock); r < stop; ++r) {
+            const int64_t row = reverse ? rows - 1 - r : r;
+            visit(from + row * s.length_stride, to + row * s.inner, n, own, block);
+          }
+          for (int64_t j = 0; j < n; ++j) own[j] += block[j];
         }
       }
     });
   };
   if (chunks > 1) {
-    over_rows([](const T* from, T*, int64_t n, sum_t<T>* own) {
-      for (int64_t j = 0; j < n; ++j) own[j] += widen(from[j]);
+    over_rows([](const T* from, T*, int64_t n, const sum_t<T>*, sum_t<T>* block) {
+      for (int64_t j = 0; j < n; ++j) block[j] += widen(from[j]);
     });
     for (int64_t outer = 0; outer < s.outer; ++outer) {
       sum_t<T>* const first = sums.get() + outer * chunks * s.inner;
@@ -151,8 +164,9 @@ void cumsum_columns(const SplitView& s, int64_t rows, bool reverse, const T* x, 
       }
     }
   }
-  over_rows(
-      [](const T* from, T* to, int64_t n, sum_t<T>* own) { add_and_write(from, n, own, to); });
+  over_rows([](const T* from, T* to, int64_t n, const sum_t<T>* before, sum_t<T>* block) {
+    add_and_write(from, n, before, block, to);
+  });
 }
 
 }  // namespace
