@@ -24,12 +24,13 @@ struct MaskView {
   int64_t step = 0;
 
   template <class T>
-  Mask read(const RowsView& beside) const {
+  bool like(const RowsView& other) const {
+    return step == 1 && dtype_of(view.tensor) == dtype_of(other.tensor) &&
+           aligned_alike<T>(view, other);
+  }
+  Mask read() const {
     Mask mask;
-    const bool is_float = dtype_of(view.tensor) == DType::f32;
-    mask.values = {view.tensor.const_data_ptr(), is_float};
-    mask.packed =
-        step == 1 && is_float == std::is_same_v<T, float> && aligned_alike<T>(view, beside);
+    mask.values = {view.tensor.const_data_ptr(), dtype_of(view.tensor) == DType::f32};
     mask.step = step;
     mask.rows = Walk<uint32_t, 1>(view.leading);
     return mask;
@@ -55,6 +56,17 @@ inline MaskView stretch(const char* name, const Tensor& given, const Tensor& x) 
   return simple ? result : stretch(name, expand_copy(mask, shape), x);
 }
 
+// Calls f with what a kernel must be compiled for, as a type. Doubles get less choice, to compile
+// less.
+template <class T, class F>
+void with_masked(bool any, bool alike, const F& f) {
+  if (!any) return f(std::integral_constant<Masked, Masked::no>{});
+  if constexpr (sizeof(T) < 8) {
+    if (alike) return f(std::integral_constant<Masked, Masked::alike>{});
+  }
+  f(std::integral_constant<Masked, Masked::any>{});
+}
+
 template <bool Log>
 Tensor softmax_forward(const char* name, const Tensor& x, const std::optional<Tensor>& mask,
                        double scale, bool causal) {
@@ -68,23 +80,19 @@ Tensor softmax_forward(const char* name, const Tensor& x, const std::optional<Te
   if (rows == 0) return y;
   const RowsView from = as_rows(x), to = as_rows(y);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
-    const auto run = [&]<bool Extras>(std::bool_constant<Extras>) {
-      SoftmaxForward<T, Log, Extras> visitor;
+    const bool alike = !added || added->like<T>(to);
+    with_masked<T>(mask || causal, alike, [&]<Masked M>(std::integral_constant<Masked, M>) {
+      SoftmaxForward<T, Log, M> visitor;
       visitor.x = from.read<T>();
       visitor.y = mutable_data<T>(y);
-      if (added) visitor.mask = added->read<T>(to);
+      if (added) visitor.mask = added->read();
       visitor.causal = visible;
       visitor.scale = compute_t<T>(scale);
       visitor.cols = cols;
       with_row_vectors<T>({&to, &from}, [&]<int N>(Width<N>, bool ragged) {
         map_rows<N>(rows, cols, ragged, visitor, current_stream(x));
       });
-    };
-    if (mask || causal) {
-      run(std::true_type{});
-    } else {
-      run(std::false_type{});
-    }
+    });
   });
   return y;
 }
@@ -102,16 +110,22 @@ Tensor softmax_backward(const char* name, const Tensor& grad_y, const Tensor& y,
   if (rows == 0) return grad_x;
   const RowsView grads = as_rows(grad_y), values = as_rows(y), to = as_rows(grad_x);
   dispatch(dtype_of(y), [&]<class T>(Type<T>) {
-    SoftmaxBackward<T, Log> visitor;
-    visitor.grad_y = grads.read<T>();
-    visitor.y = values.read<T>();
-    visitor.grad_x = mutable_data<T>(grad_x);
-    visitor.causal = visible;
-    visitor.scale = compute_t<T>(scale);
-    visitor.cols = cols;
-    with_row_vectors<T>({&to, &grads, &values}, [&]<int N>(Width<N>, bool ragged) {
-      map_rows<N>(rows, cols, ragged, visitor, current_stream(y));
-    });
+    const auto run = [&]<bool Hides>(std::bool_constant<Hides>) {
+      SoftmaxBackward<T, Log, Hides> visitor;
+      visitor.grad_y = grads.read<T>();
+      visitor.y = values.read<T>();
+      visitor.grad_x = mutable_data<T>(grad_x);
+      visitor.causal = visible;
+      visitor.scale = compute_t<T>(scale);
+      visitor.cols = cols;
+      with_row_vectors<T>({&to, &grads, &values}, [&]<int N>(Width<N>, bool ragged) {
+        map_rows<N>(rows, cols, ragged, visitor, current_stream(y));
+      });
+    };
+    if constexpr (sizeof(T) < 8) {
+      if (!causal) return run(std::false_type{});
+    }
+    run(std::true_type{});
   });
   return grad_x;
 }

@@ -56,8 +56,7 @@ struct Causal {
 // What is added to x: in float or in the type of x, with any strides.
 struct Mask {
   Param values;
-  bool packed = false;  // like x: its vectors are loaded beside those of x
-  int64_t step = 0;     // from column to column
+  int64_t step = 0;  // from column to column
   Walk<uint32_t, 1> rows;
 
   __device__ __forceinline__ int64_t at(int64_t row) const {
@@ -77,12 +76,16 @@ struct Mask {
   }
 };
 
-// Extras: with a mask, causal or both.
-template <class T, bool Log, bool Extras>
+// What a kernel is compiled for: the less, the fewer registers. Nothing but x; causal, a mask whose
+// vectors lie as those of x, or both; causal, any mask, or both.
+enum class Masked { no, alike, any };
+
+template <class T, bool Log, Masked masked>
 struct SoftmaxForward {
   using Element = T;
   using A = compute_t<T>;
   using Total = Peak<A>;
+  static constexpr bool kMasked = masked != Masked::no, kAlike = masked == Masked::alike;
   Rows<const T> x;
   T* y;
   Mask mask;
@@ -109,7 +112,7 @@ struct SoftmaxForward {
 
   __device__ __forceinline__ Cursor start(int64_t row) const {
     Cursor c{row, x.at(row), 0, cols};
-    if constexpr (Extras) {
+    if constexpr (kMasked) {
       if (mask.values) c.mask = mask.at(row);
       c.visible = causal.visible(row, cols);
     }
@@ -120,10 +123,9 @@ struct SoftmaxForward {
   template <int N>
   __device__ __forceinline__ Loaded<N> load(const Cursor& c, int64_t col) const {
     Loaded<N> in;
-    if constexpr (Extras) {
-      if (col >= c.visible) return Loaded<N>{};
-      if (mask.packed)
-        in.mask = load_packed<N>(static_cast<const T*>(mask.values.data) + c.mask + col);
+    if (kMasked && col >= c.visible) return Loaded<N>{};
+    if (kAlike && mask.values) {
+      in.mask = load_packed<N>(static_cast<const T*>(mask.values.data) + c.mask + col);
     }
     in.x = load_packed<N>(c.x + col);
     return in;
@@ -132,9 +134,9 @@ struct SoftmaxForward {
   template <int N>
   __device__ __forceinline__ void prepare(const Cursor& c, int64_t col, Loaded<N>& in, bool) const {
     widen(in.x, in.v);
-    if (Extras && mask.values && col < c.visible) {
+    if (kMasked && mask.values && col < c.visible) {
       A added[N];
-      if (mask.packed) {
+      if constexpr (kAlike) {
         widen(in.mask, added);
       } else {
         mask.read_columns<T>(c.mask, col, added);
@@ -165,7 +167,7 @@ struct SoftmaxForward {
 
   // Without a mask a row of -inf is NaN, as in PyTorch: 0 / 0, or infinite differences.
   __device__ __forceinline__ Settled settle(const Cursor&, const Total& total) const {
-    const bool covered = Extras && total.sum == A(0);
+    const bool covered = kMasked && total.sum == A(0);
     if constexpr (Log) return {finite_base(total.top), A(1), covered ? A(0) : log(total.sum)};
     return {finite_base(total.top), covered ? A(0) : A(1) / total.sum, A(0)};
   }
@@ -202,10 +204,11 @@ struct SoftmaxForward {
   }
   template <int N>
   __device__ __forceinline__ void hide(const Cursor& c, int64_t col, A (&v)[N], A value) const {
-    if constexpr (Extras) {
+    if constexpr (kMasked) {
       if (col + N <= c.visible) return;
+      const int left = col < c.visible ? int(c.visible - col) : 0;
 #pragma unroll
-      for (int e = 0; e < N; ++e) v[e] = col + e < c.visible ? v[e] : value;
+      for (int e = 0; e < N; ++e) v[e] = e < left ? v[e] : value;
     }
   }
 };
@@ -218,7 +221,7 @@ struct Sum {
 };
 
 // dx = scale * y * (dy - sum(dy * y)), or scale * (dy - exp(y) * sum(dy)) of the logarithm.
-template <class T, bool Log>
+template <class T, bool Log, bool Hides>
 struct SoftmaxBackward {
   using Element = T;
   using A = compute_t<T>;
@@ -242,19 +245,19 @@ struct SoftmaxBackward {
   };
 
   __device__ __forceinline__ Cursor start(int64_t row) const {
-    return {row, grad_y.at(row), y.at(row), causal.visible(row, cols)};
+    return {row, grad_y.at(row), y.at(row), Hides ? causal.visible(row, cols) : cols};
   }
   __device__ __forceinline__ const T* first(const Cursor& c) const { return c.y; }
 
   template <int N>
   __device__ __forceinline__ Loaded<N> load(const Cursor& c, int64_t col) const {
-    if (col >= c.visible) return Loaded<N>{};
+    if (Hides && col >= c.visible) return Loaded<N>{};
     return {load_packed<N>(c.grad_y + col), load_packed<N>(c.y + col)};
   }
   // The gradient of what is hidden counts for nothing.
   template <int N>
   __device__ __forceinline__ void prepare(const Cursor& c, int64_t col, Loaded<N>& in, bool) const {
-    if (col + N <= c.visible) return;
+    if (!Hides || col + N <= c.visible) return;
     A grad[N];
     widen(in.grad_y, grad);
     hide(c, col, grad);
@@ -286,7 +289,7 @@ struct SoftmaxBackward {
     for (int e = 0; e < N; ++e) {
       grad[e] = Log ? scale * fma(-exp_of(out[e]), sum, grad[e]) : scale * out[e] * (grad[e] - sum);
     }
-    if (col + N > c.visible) hide(c, col, grad);
+    if (Hides && col + N > c.visible) hide(c, col, grad);
     return narrow<T>(grad);
   }
 
@@ -299,8 +302,9 @@ struct SoftmaxBackward {
  private:
   template <int N>
   static __device__ __forceinline__ void hide(const Cursor& c, int64_t col, A (&v)[N]) {
+    const int left = col < c.visible ? int(c.visible - col) : 0;
 #pragma unroll
-    for (int e = 0; e < N; ++e) v[e] = col + e < c.visible ? v[e] : A(0);
+    for (int e = 0; e < N; ++e) v[e] = e < left ? v[e] : A(0);
   }
 };
 
