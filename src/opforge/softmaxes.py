@@ -25,7 +25,7 @@ def values(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor
     """``x * scale + mask``, and -inf where a key is hidden."""
     v = x if scale == 1 else x * scale
     if mask is not None:
-        v = v + mask.detach()
+        v = (v + mask.detach()).to(x.dtype)
     return v.masked_fill(hidden(x), -_INFINITY) if causal else v
 
 
@@ -92,7 +92,10 @@ def check_mask(op: str, mask: Tensor | None) -> None:
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Rows around the vector width, long, empty, strided; scales, masks and causal."""
+    """Rows around the vector width, long, empty, strided; scales, masks and causal.
+
+    Those with -inf in the result are too large for gradcheck, which would subtract infinities.
+    """
     for shape in [(5,), (0, 4), (3, 0), (4, 1), (7, 31), (33, 96), (2, 3, 257), (3, 1100)]:
         yield make(*shape), None, 1.0, False
     yield make(16, 40)[::2], None, 0.5, False
@@ -103,7 +106,7 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
     yield make(3, 6, 33), make(6, 1).float(), 1.0, False
     yield make(5, 64), make(64).float(), 2.0, True
     yield make(2, 7, 50), None, 0.25, True
-    yield make(2, 9, 4), None, 1.0, True
+    yield make(3, 9, 4), None, 1.0, True
     yield make(40, 24).t(), make(40, 24).t(), 1.0, True
 
 

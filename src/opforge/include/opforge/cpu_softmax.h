@@ -53,25 +53,22 @@ OPFORGE_INLINE double sum_of_terms(int64_t n, const Term& term) {
   return total;
 }
 
-// The largest of x * scale, NaN aside; the sign of the scale says which end of x that is.
+// The largest element, NaN aside.
 template <class T>
-inline compute_t<T> largest(const T* x, compute_t<T> scale, int64_t n) {
+inline compute_t<T> largest(const T* v, int64_t n) {
   using A = compute_t<T>;
   constexpr A lowest = -std::numeric_limits<A>::infinity();
   vec<T> top[4];
   for (vec<T>& one : top) one = lowest - vec<T>{};
   const int64_t whole = n / kLanes<T> * kLanes<T>;
   visit_vectors<T>(0, whole, [&](int k, int64_t j, auto lanes) {
-    const vec<T> v = load_lanes(x + j, lanes) * scale;
-    top[k] = v > top[k] ? v : top[k];
+    const vec<T> one = load_lanes(v + j, lanes);
+    top[k] = one > top[k] ? one : top[k];
   });
   A lanes[4 * kLanes<T>], best = lowest;
   for (int k = 0; k < 4; ++k) store(lanes + k * kLanes<T>, top[k]);
   for (const A one : lanes) best = one > best ? one : best;
-  for (int64_t j = whole; j < n; ++j) {
-    const A v = widen(x[j]) * scale;
-    best = v > best ? v : best;
-  }
+  for (int64_t j = whole; j < n; ++j) best = widen(v[j]) > best ? widen(v[j]) : best;
   return best;
 }
 
@@ -82,17 +79,15 @@ inline void fill_hidden(T* out, int64_t n) {
   std::fill_n(out, n, narrow<T>(Log ? -std::numeric_limits<A>::infinity() : A(0)));
 }
 
-// out = softmax(x * scale), or its logarithm, of n elements. `line` has room for as many; it may be
-// out, or x. Where covered is false, a row of -inf becomes NaN.
+// out = softmax(v), or its logarithm, of n elements. `line` has room for as many; it may be out, or
+// v. Where covered is false, a row of -inf becomes NaN.
 template <bool Log, class T, class In>
-void softmax_row(const In* x, compute_t<T> scale, int64_t n, bool covered, T* out,
-                 compute_t<T>* line) {
+void softmax_row(const In* v, int64_t n, bool covered, T* out, compute_t<T>* line) {
   using A = compute_t<T>;
-  using V = vec<T>;
-  A top = largest(x, scale, n);
+  A top = largest(v, n);
   if (top == -std::numeric_limits<A>::infinity()) top = 0;
   const double sum = sum_of_terms<T>(n, [&](int64_t j, auto lanes) {
-    const V power = exp(load_lanes(x + j, lanes) * scale - top);
+    const vec<T> power = exp(load_lanes(v + j, lanes) - top);
     if constexpr (!Log) store_lanes(line + j, lanes, power);
     return power;
   });
@@ -100,7 +95,7 @@ void softmax_row(const In* x, compute_t<T> scale, int64_t n, bool covered, T* ou
   const A last = A(Log ? std::log(sum) : 1 / sum);
   visit_vectors<T>(0, n, [&](int, int64_t j, auto lanes) {
     if constexpr (Log) {
-      store_lanes(out + j, lanes, (load_lanes(x + j, lanes) * scale - top) - last);
+      store_lanes(out + j, lanes, (load_lanes(v + j, lanes) - top) - last);
     } else {
       store_lanes(out + j, lanes, load_lanes(line + j, lanes) * last);
     }
@@ -149,19 +144,23 @@ void softmax_forward(int64_t rows, int64_t cols, const Rows<T>& x, const Mask<M>
       A* line = room.get();
       if constexpr (in_place) line = out;
       const int64_t n = causal.visible(row, cols);
+      const T* const values = from.row();
       if (masked) {
-        const T* const values = from.row();
-        const M* const others = added.row();
         with_stride(mask.step, [&](auto step) {
           visit_vectors<T>(0, n, [&](int, int64_t j, auto lanes) {
             store_lanes(line + j, lanes,
                         fma(load_lanes(values + j, lanes), scale - vec<T>{},
-                            load_lanes(others + j * step, step, lanes)));
+                            load_lanes(added.row() + j * step, step, lanes)));
           });
         });
-        softmax_row<Log>(line, A(1), n, true, out, line);
+        softmax_row<Log>(line, n, true, out, line);
+      } else if (scale != 1) {
+        visit_vectors<T>(0, n, [&](int, int64_t j, auto lanes) {
+          store_lanes(line + j, lanes, load_lanes(values + j, lanes) * scale);
+        });
+        softmax_row<Log>(line, n, causal.queries > 0, out, line);
       } else {
-        softmax_row<Log>(from.row(), scale, n, causal.queries > 0, out, line);
+        softmax_row<Log>(values, n, causal.queries > 0, out, line);
       }
       fill_hidden<Log>(out + n, cols - n);
     }

@@ -17,6 +17,10 @@ namespace opforge {
 __device__ __forceinline__ float exp_of(float x) { return roughly_exp2(1.44269504f * x); }
 __device__ __forceinline__ double exp_of(double x) { return exp(x); }
 
+// Rounded, whatever is done with it: fused with a difference, v - v would not be 0.
+__device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
+
 // Where nothing but -inf was seen it is taken relative to 0, which leaves it at -inf.
 template <class A>
 __device__ __forceinline__ A finite_base(A top) {
@@ -145,7 +149,7 @@ struct SoftmaxForward {
       for (int e = 0; e < N; ++e) in.v[e] = fma(in.v[e], scale, added[e]);
     } else {
 #pragma unroll
-      for (int e = 0; e < N; ++e) in.v[e] *= scale;
+      for (int e = 0; e < N; ++e) in.v[e] = product(in.v[e], scale);
     }
     hide(c, col, in.v, A(-INFINITY));
     in.top = A(-INFINITY);

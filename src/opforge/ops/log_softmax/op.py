@@ -21,7 +21,7 @@ def reference(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Ten
         return torch.log_softmax(v, -1)
     covered = softmaxes.covered(v)
     y = torch.where(covered, v, torch.log_softmax(v.masked_fill(covered, 0), -1))
-    return (y.masked_fill(softmaxes.hidden(x), float("-inf")) if causal else y).to(x.dtype)
+    return y.masked_fill(softmaxes.hidden(x), float("-inf")) if causal else y
 
 
 @softmaxes.in_full

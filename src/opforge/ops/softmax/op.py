@@ -24,7 +24,7 @@ def reference(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Ten
         return torch.softmax(v, -1)
     covered = softmaxes.covered(v)
     y = torch.softmax(v.masked_fill(covered, 0), -1).masked_fill(covered, 0)
-    return (y.masked_fill(softmaxes.hidden(x), 0) if causal else y).to(x.dtype)
+    return y.masked_fill(softmaxes.hidden(x), 0) if causal else y
 
 
 @softmaxes.in_full
