@@ -65,8 +65,9 @@ inline compute_t<T> largest(const T* v, int64_t n) {
     const vec<T> one = load_lanes(v + j, lanes);
     top[k] = one > top[k] ? one : top[k];
   });
-  A lanes[4 * kLanes<T>], best = lowest;
-  for (int k = 0; k < 4; ++k) store(lanes + k * kLanes<T>, top[k]);
+  for (int k = 1; k < 4; ++k) top[0] = top[k] > top[0] ? top[k] : top[0];
+  A lanes[kLanes<T>], best = lowest;
+  store(lanes, top[0]);
   for (const A one : lanes) best = one > best ? one : best;
   for (int64_t j = whole; j < n; ++j) best = widen(v[j]) > best ? widen(v[j]) : best;
   return best;
@@ -87,7 +88,7 @@ void softmax_row(const In* v, int64_t n, bool covered, T* out, compute_t<T>* lin
   A top = largest(v, n);
   if (top == -std::numeric_limits<A>::infinity()) top = 0;
   const double sum = sum_of_terms<T>(n, [&](int64_t j, auto lanes) {
-    const vec<T> power = exp(load_lanes(v + j, lanes) - top);
+    const vec<T> power = exp_below(load_lanes(v + j, lanes) - top);
     if constexpr (!Log) store_lanes(line + j, lanes, power);
     return power;
   });
@@ -186,7 +187,7 @@ void softmax_backward(int64_t rows, int64_t cols, const Rows<T>& grad_y, const R
       visit_vectors<T>(0, n, [&](int, int64_t j, auto lanes) {
         const V g = load_lanes(grad + j, lanes), v = load_lanes(value + j, lanes);
         if constexpr (Log) {
-          store_lanes(out + j, lanes, fma(exp(v), -sum - V{}, g) * scale);
+          store_lanes(out + j, lanes, fma(exp_below(v), -sum - V{}, g) * scale);
         } else {
           store_lanes(out + j, lanes, v * scale * (g - sum));
         }
