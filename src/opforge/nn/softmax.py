@@ -15,12 +15,12 @@ class _Softmax(nn.Module):
         super().__init__()
         if not isinstance(dim, int):
             raise TypeError(
-                f"opforge.nn.{type(self).__name__}: dim must be an int, got {dim!r}; torch's choice "
-                "for None depends on the rank of the input, so name the dim"
+                f"opforge.nn.{type(self).__name__}: dim must be an int, got {dim!r}; torch's "
+                "choice for None depends on the rank of the input, so name the dim"
             )
         self.dim, self.scale, self.causal = dim, float(scale), causal
 
-    def _apply_last(self, function: Callable[..., Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
+    def _run(self, function: Callable[..., Tensor], x: Tensor, mask: Tensor | None) -> Tensor:
         if not -x.dim() <= self.dim < x.dim():
             raise IndexError(
                 f"opforge.nn.{type(self).__name__}: dim {self.dim} is out of range for x of shape "
@@ -52,7 +52,7 @@ class Softmax(_Softmax):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The softmax of ``x * scale + mask``."""
-        return self._apply_last(opforge.softmax, x, mask)
+        return self._run(opforge.softmax, x, mask)
 
 
 class LogSoftmax(_Softmax):
@@ -60,4 +60,4 @@ class LogSoftmax(_Softmax):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The logarithm of the softmax of ``x * scale + mask``."""
-        return self._apply_last(opforge.log_softmax, x, mask)
+        return self._run(opforge.log_softmax, x, mask)
