@@ -57,3 +57,23 @@ def test_double_is_as_exact(op, which):
     x = torch.cat([torch.tensor(SPECIAL + EDGES), torch.randn(1001)]).double()
     got, expected = op(x, which), FUNCTIONS[which](x)
     assert torch.allclose(got, expected, rtol=1e-15, atol=0, equal_nan=True)
+
+
+def test_exp_below_zero(op):
+    generator = torch.Generator().manual_seed(5)
+    bits = torch.randint(-(2**31), 2**31, (1 << 20,), generator=generator).to(torch.int32)
+    x = torch.cat([bits.view(torch.float32), torch.linspace(-120, 0, 1 << 20)])
+    x = torch.cat([-x.abs(), torch.tensor([0.0, -0.0, -math.inf, math.nan, -1e-45])])
+    exact = x.double().exp()
+    exact = torch.where(exact < torch.finfo(torch.float32).tiny, 0, exact)
+    error = in_ulps(op(x, 5), exact)
+    worst = int(error.argmax())
+    allowed = 2 if "fma" in toolchain.cpu_flags().split() else 4
+    assert error[worst] <= allowed, f"{error[worst]} ulp at {x[worst]}"
+
+
+def test_exp_below_zero_in_double(op):
+    x = torch.linspace(-708, 0, 100_001, dtype=torch.float64)
+    assert torch.allclose(op(x, 5), x.exp(), rtol=5e-16, atol=0)
+    edges = torch.tensor([0.0, -math.inf, math.nan, -1e300], dtype=torch.float64)
+    assert torch.equal(op(edges, 5).nan_to_num(7), torch.tensor([1.0, 0, 7, 0]).double())

@@ -19,6 +19,7 @@ Tensor cpu_math_cpu(const Tensor& x, int64_t which) {
           if (which == 2) run([](auto v) { return tanh(v); });
           if (which == 3) run([](auto v) { return erf(v); });
           if (which == 4) run([](auto v) { return sigmoid(v); });
+          if (which == 5) run([](auto v) { return exp_below(v); });
         });
       },
       x);

@@ -6,16 +6,19 @@ from opforge.nn.elementwise import BiasGELU, ReLU, ScaleBiasReLU
 from opforge.nn.gated import GEGLU, ReGLU, SwiGLU
 from opforge.nn.norm import LayerNorm, RMSNorm
 from opforge.nn.rotary import RotaryEmbedding
+from opforge.nn.softmax import LogSoftmax, Softmax
 
 __all__ = [
     "GEGLU",
     "BiasGELU",
     "Dropout",
     "LayerNorm",
+    "LogSoftmax",
     "RMSNorm",
     "ReGLU",
     "ReLU",
     "RotaryEmbedding",
     "ScaleBiasReLU",
+    "Softmax",
     "SwiGLU",
 ]

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <opforge/cpu_norm_backward.h>
-#include <opforge/host.h>
+#include <opforge/cpu_rows_host.h>
 
 namespace opforge {
 
@@ -49,25 +49,6 @@ inline std::optional<Tensor> wide_param(const std::optional<Tensor>& param, cons
   const Tensor copy = empty(sizes(*param), accumulator_dtype(x), x);
   copy_into(copy, *param);
   return copy;
-}
-
-// A tensor as rows: itself, or a copy if its last dim is not contiguous.
-struct RowsView {
-  Tensor tensor;
-  Layout<1> leading;
-
-  template <class T>
-  Rows<T> read() const {
-    return {data<T>(tensor), leading};
-  }
-};
-
-inline RowsView as_rows(const Tensor& x) {
-  const auto size = sizes(x), stride = strides(x);
-  const size_t last = size.size() - 1;
-  const RowsView view{x, flatten_in_order(size.first(last), stride.first(last))};
-  const bool gaps = size[last] > 1 && stride[last] != 1;
-  return gaps || !view.leading.fits ? as_rows(contiguous(x)) : view;
 }
 
 // The options for elements of type T. The parameters must outlive it.
