@@ -99,14 +99,7 @@ void normalise_rows(const Tensor& x, const std::optional<Tensor>& weight_,
         visitor.eps = A(eps);
         visitor.share = A(1) / A(cols);
         visitor.cols = cols;
-        const cudaStream_t stream = current_stream(x);
-        if constexpr (E == Extras::none) {
-          if constexpr (N > 1) map_rows<N, false>(rows, cols, visitor, stream);
-        } else if (ragged) {
-          if constexpr (N > 1) map_rows<N, true>(rows, cols, visitor, stream);
-        } else {
-          if constexpr (N > 1 || E == Extras::all) map_rows<N, false>(rows, cols, visitor, stream);
-        }
+        map_rows<N>(rows, cols, ragged, visitor, current_stream(x));
       });
     });
   });

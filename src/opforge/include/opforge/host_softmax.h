@@ -59,9 +59,9 @@ inline MaskView stretch(const char* name, const Tensor& given, const Tensor& x) 
 // Calls f with what a kernel must be compiled for, as a type. Doubles get less choice, to compile
 // less.
 template <class T, class F>
-void with_masked(bool any, bool alike, const F& f) {
-  if (!any) return f(std::integral_constant<Masked, Masked::no>{});
+void with_masked(bool none, bool alike, const F& f) {
   if constexpr (sizeof(T) < 8) {
+    if (none) return f(std::integral_constant<Masked, Masked::no>{});
     if (alike) return f(std::integral_constant<Masked, Masked::alike>{});
   }
   f(std::integral_constant<Masked, Masked::any>{});
@@ -80,18 +80,21 @@ Tensor softmax_forward(const char* name, const Tensor& x, const std::optional<Te
   if (rows == 0) return y;
   const RowsView from = as_rows(x), to = as_rows(y);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
-    const bool alike = !added || added->like<T>(to);
-    with_masked<T>(mask || causal, alike, [&]<Masked M>(std::integral_constant<Masked, M>) {
-      SoftmaxForward<T, Log, M> visitor;
-      visitor.x = from.read<T>();
-      visitor.y = mutable_data<T>(y);
-      if (added) visitor.mask = added->read();
-      visitor.causal = visible;
-      visitor.scale = compute_t<T>(scale);
-      visitor.cols = cols;
-      with_row_vectors<T>({&to, &from}, [&]<int N>(Width<N>, bool ragged) {
-        map_rows<N>(rows, cols, ragged, visitor, current_stream(x));
-      });
+    with_row_vectors<T>({&to, &from}, [&]<int N>(Width<N>, bool ragged) {
+      const auto kernel = map_rows<N, false, true, SoftmaxForward<T, Log, Masked::any>>;
+      const bool rare = N == 1 || !plan_rows<N>(rows, cols, ragged, kernel).held;
+      const bool alike = !rare && (!added || added->like<T>(to));
+      with_masked<T>(!rare && !mask && !causal, alike,
+                     [&]<Masked M>(std::integral_constant<Masked, M>) {
+                       SoftmaxForward<T, Log, M> visitor;
+                       visitor.x = from.read<T>();
+                       visitor.y = mutable_data<T>(y);
+                       if (added) visitor.mask = added->read();
+                       visitor.causal = visible;
+                       visitor.scale = compute_t<T>(scale);
+                       visitor.cols = cols;
+                       map_rows<N>(rows, cols, ragged, visitor, current_stream(x));
+                     });
     });
   });
   return y;
@@ -110,22 +113,24 @@ Tensor softmax_backward(const char* name, const Tensor& grad_y, const Tensor& y,
   if (rows == 0) return grad_x;
   const RowsView grads = as_rows(grad_y), values = as_rows(y), to = as_rows(grad_x);
   dispatch(dtype_of(y), [&]<class T>(Type<T>) {
-    const auto run = [&]<bool Hides>(std::bool_constant<Hides>) {
-      SoftmaxBackward<T, Log, Hides> visitor;
-      visitor.grad_y = grads.read<T>();
-      visitor.y = values.read<T>();
-      visitor.grad_x = mutable_data<T>(grad_x);
-      visitor.causal = visible;
-      visitor.scale = compute_t<T>(scale);
-      visitor.cols = cols;
-      with_row_vectors<T>({&to, &grads, &values}, [&]<int N>(Width<N>, bool ragged) {
+    with_row_vectors<T>({&to, &grads, &values}, [&]<int N>(Width<N>, bool ragged) {
+      const auto run = [&]<bool Hides>(std::bool_constant<Hides>) {
+        SoftmaxBackward<T, Log, Hides> visitor;
+        visitor.grad_y = grads.read<T>();
+        visitor.y = values.read<T>();
+        visitor.grad_x = mutable_data<T>(grad_x);
+        visitor.causal = visible;
+        visitor.scale = compute_t<T>(scale);
+        visitor.cols = cols;
         map_rows<N>(rows, cols, ragged, visitor, current_stream(y));
-      });
-    };
-    if constexpr (sizeof(T) < 8) {
-      if (!causal) return run(std::false_type{});
-    }
-    run(std::true_type{});
+      };
+      if constexpr (sizeof(T) < 8 && N > 1) {
+        const auto kernel = map_rows<N, false, true, SoftmaxBackward<T, Log, true>>;
+        const bool held = plan_rows<N>(rows, cols, ragged, kernel).held;
+        if (held && !causal) return run(std::false_type{});
+      }
+      run(std::true_type{});
+    });
   });
   return grad_x;
 }

@@ -63,12 +63,6 @@ struct Scale {
   A mean, rstd;
 };
 
-template <class A>
-struct Sum {
-  A value = 0;
-  __device__ __forceinline__ void operator+=(const Sum& other) { value += other.value; }
-};
-
 template <bool Centered, int N, class A>
 __device__ __forceinline__ void normalise(A (&v)[N], const Scale<A>& scale) {
 #pragma unroll
@@ -84,7 +78,7 @@ struct NormForward {
   using Element = T;
   using A = compute_t<T>;
   static constexpr bool kExtras = extras != Extras::none, kDropout = extras == Extras::all;
-  static constexpr bool kLong = extras == Extras::all;
+  static constexpr bool kLong = extras == Extras::all, kWhole = !kExtras;
   Rows<const T> x, residual;
   T *h, *y;  // h if there is a residual; without y only the statistics are wanted
   A *mean, *rstd;
@@ -134,22 +128,27 @@ struct NormForward {
     }
   }
 
-  // Around the mean in two steps: no way in one is as exact, and the row is at hand.
+  // Around the mean in two steps: no way in one is as exact, and the row is at hand. The mean is
+  // added up around an element: a row of one value has no deviations.
   template <class Each, class Total>
-  __device__ __forceinline__ Scale<A> settle(const Cursor&, const Each& each,
+  __device__ __forceinline__ Scale<A> settle(const Cursor& c, const Each& each,
                                              const Total& total) const {
     A mean = 0;
     if constexpr (Centered) {
+      Loaded<1> some = load<1>(c, 0);
+      prepare(c, 0, some, true);
+      A pivot[1];
+      widen(some.h, pivot);
       Sum<A> sum;
       each([&]<int N>(const Loaded<N>& in) {
         A v[N];
         widen(in.h, v);
-        A own = v[0];  // by itself, so that vectors are added side by side
+        A own = 0;  // by itself, so that vectors are added side by side
 #pragma unroll
-        for (int e = 1; e < N; ++e) own += v[e];
+        for (int e = 0; e < N; ++e) own += v[e] - pivot[0];
         sum.value += own;
       });
-      mean = total(sum).value * share;
+      mean = fma(total(sum).value, share, pivot[0]);
     }
     Sum<A> squares;
     each([&]<int N>(const Loaded<N>& in) {

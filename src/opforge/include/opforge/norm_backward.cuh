@@ -22,10 +22,6 @@ template <class T>
 constexpr int kOwned = sizeof(T) == 8 ? 8 : 16;
 constexpr int kBackwardThreads = 512;  // of a block, and a warp that fills the ring
 
-// Rounded, whatever it is added to: where it is all there is to a sum, the difference is 0.
-__device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
-
 // What is added up of a row: the gradients times the normalised values, and the gradients.
 template <class A, bool Centered>
 struct Dots {

@@ -11,6 +11,10 @@ namespace opforge {
 
 constexpr int kWarp = 32;
 
+// Rounded, whatever is done with it: fused with the difference, a * b - a * b would not be 0.
+__device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
+
 // The sum over a group of `width` neighbouring lanes (a power of two up to 32), in every lane.
 template <class A>
 __device__ __forceinline__ A warp_sum(A value, int width = kWarp) {

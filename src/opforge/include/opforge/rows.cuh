@@ -163,6 +163,24 @@ struct Columns {
   __device__ __forceinline__ int64_t end(int i) const { return i < head ? i : i + vectors * N; }
 };
 
+template <class A>
+struct Sum {
+  A value = 0;
+  __device__ __forceinline__ void operator+=(const Sum& other) { value += other.value; }
+};
+
+// For visitors that take nothing but the row.
+struct Nothing {};
+struct NothingBeside {
+  static constexpr bool kWhole = false;
+  template <int N>
+  using Beside = Nothing;
+  template <int N, class Cursor>
+  __device__ __forceinline__ Nothing load_beside(const Cursor&, int64_t) const {
+    return {};
+  }
+};
+
 // A visitor has: using Element;
 //   struct Cursor, where a row of each operand lies; Cursor start(row);
 //   const Element* first(Cursor), an operand by which all are aligned;
@@ -266,14 +284,22 @@ RowPlan plan_rows(int64_t rows, int64_t cols, bool ragged, void (*kernel)(Params
   return p.held || !can_cluster(kernel) ? p : plan_rows(rows, cols, N, ragged, true);
 }
 
-// A visitor with kLong also takes rows that are not held.
-template <int N, bool Ragged, class Visitor>
-void map_rows(int64_t rows, int64_t cols, const Visitor& visitor, cudaStream_t stream) {
+// A visitor with kLong also takes what is rare: rows that are not held, vectors of one element. One
+// with kWhole takes no ragged rows.
+template <int N, class Visitor>
+void map_rows(int64_t rows, int64_t cols, bool ragged, const Visitor& visitor,
+              cudaStream_t stream) {
   if (rows == 0) return;
-  const RowPlan p = plan_rows<N>(rows, cols, Ragged, map_rows<N, Ragged, true, Visitor>);
-  const Config config{dim3(p.blocks()), dim3(p.block), stream, 0, false, p.cluster};
-  if (p.held) return launch(map_rows<N, Ragged, true, Visitor>, config, p, visitor);
-  if constexpr (Visitor::kLong) launch(map_rows<N, Ragged, false, Visitor>, config, p, visitor);
+  const auto run = [&]<bool Ragged>(std::bool_constant<Ragged>) {
+    const RowPlan p = plan_rows<N>(rows, cols, Ragged, map_rows<N, Ragged, true, Visitor>);
+    const Config config{dim3(p.blocks()), dim3(p.block), stream, 0, false, p.cluster};
+    if (p.held) return launch(map_rows<N, Ragged, true, Visitor>, config, p, visitor);
+    if constexpr (Visitor::kLong) launch(map_rows<N, Ragged, false, Visitor>, config, p, visitor);
+  };
+  if constexpr (N > 1 && !Visitor::kWhole) {
+    if (ragged) return run(std::true_type{});
+  }
+  if constexpr (N > 1 || Visitor::kLong) run(std::false_type{});
 }
 
 }  // namespace opforge

@@ -17,10 +17,6 @@ namespace opforge {
 __device__ __forceinline__ float exp_of(float x) { return roughly_exp2(1.44269504f * x); }
 __device__ __forceinline__ double exp_of(double x) { return exp(x); }
 
-// Rounded, whatever is done with it: fused with a difference, v - v would not be 0.
-__device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
-__device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
-
 // Where nothing but -inf was seen it is taken relative to 0, which leaves it at -inf.
 template <class A>
 __device__ __forceinline__ A finite_base(A top) {
@@ -85,11 +81,11 @@ struct Mask {
 enum class Masked { no, alike, any };
 
 template <class T, bool Log, Masked masked>
-struct SoftmaxForward {
+struct SoftmaxForward : NothingBeside {
   using Element = T;
   using A = compute_t<T>;
-  using Total = Peak<A>;
   static constexpr bool kMasked = masked != Masked::no, kAlike = masked == Masked::alike;
+  static constexpr bool kLong = masked == Masked::any;
   Rows<const T> x;
   T* y;
   Mask mask;
@@ -158,28 +154,31 @@ struct SoftmaxForward {
     if constexpr (!Log) raise(in.v, in.top, in.v);
   }
 
-  template <int N>
-  __device__ __forceinline__ void add(const Cursor&, Total& total, const Loaded<N>& in) const {
-    A powers[N];
-    Total own;
-    own.top = in.top;
-    if constexpr (Log) raise(in.v, in.top, powers);
-#pragma unroll
-    for (int e = 0; e < N; ++e) own.sum += Log ? powers[e] : in.v[e];
-    total += own;
-  }
-
   // Without a mask a row of -inf is NaN, as in PyTorch: 0 / 0, or infinite differences.
-  __device__ __forceinline__ Settled settle(const Cursor&, const Total& total) const {
-    const bool covered = kMasked && total.sum == A(0);
-    if constexpr (Log) return {finite_base(total.top), A(1), covered ? A(0) : log(total.sum)};
-    return {finite_base(total.top), covered ? A(0) : A(1) / total.sum, A(0)};
+  template <class Each, class Total>
+  __device__ __forceinline__ Settled settle(const Cursor&, const Each& each,
+                                            const Total& total) const {
+    Peak<A> peak;
+    each([&]<int N>(const Loaded<N>& in) {
+      A powers[N];
+      Peak<A> own;
+      own.top = in.top;
+      if constexpr (Log) raise(in.v, in.top, powers);
+#pragma unroll
+      for (int e = 0; e < N; ++e) own.sum += Log ? powers[e] : in.v[e];
+      peak += own;
+    });
+    peak = total(peak);
+    const bool masks = kMasked && (mask.values || causal.queries != 0);
+    const bool covered = masks && peak.sum == A(0);
+    if constexpr (Log) return {finite_base(peak.top), A(1), covered ? A(0) : log(peak.sum)};
+    return {finite_base(peak.top), covered ? A(0) : A(1) / peak.sum, A(0)};
   }
   __device__ __forceinline__ void finish(const Cursor&, const Settled&) const {}
 
   template <int N>
   __device__ __forceinline__ Packed<T, N> result(const Cursor& c, int64_t col, const Loaded<N>& in,
-                                                 const Settled& settled) const {
+                                                 const Nothing&, const Settled& settled) const {
     A out[N];
     if constexpr (Log) {
 #pragma unroll
@@ -217,20 +216,12 @@ struct SoftmaxForward {
   }
 };
 
-template <class A>
-struct Sum {
-  A value = 0;
-
-  __device__ __forceinline__ void operator+=(const Sum& other) { value += other.value; }
-};
-
 // dx = scale * y * (dy - sum(dy * y)), or scale * (dy - exp(y) * sum(dy)) of the logarithm.
 template <class T, bool Log, bool Hides>
-struct SoftmaxBackward {
+struct SoftmaxBackward : NothingBeside {
   using Element = T;
   using A = compute_t<T>;
-  using Total = Sum<A>;
-  using Settled = A;
+  static constexpr bool kLong = Hides;
   Rows<const T> grad_y, y;
   T* grad_x;
   Causal causal;
@@ -268,24 +259,24 @@ struct SoftmaxBackward {
     in.grad_y = narrow<T>(grad);
   }
 
-  template <int N>
-  __device__ __forceinline__ void add(const Cursor&, Total& total, const Loaded<N>& in) const {
-    A grad[N], out[N], own = 0;  // by itself, so that vectors are added side by side
-    widen(in.grad_y, grad);
-    widen(in.y, out);
+  template <class Each, class Total>
+  __device__ __forceinline__ A settle(const Cursor&, const Each& each, const Total& total) const {
+    Sum<A> sum;
+    each([&]<int N>(const Loaded<N>& in) {
+      A grad[N], out[N], own = 0;  // by itself, so that vectors are added side by side
+      widen(in.grad_y, grad);
+      widen(in.y, out);
 #pragma unroll
-    for (int e = 0; e < N; ++e) own = Log ? own + grad[e] : fma(grad[e], out[e], own);
-    total.value += own;
-  }
-
-  __device__ __forceinline__ A settle(const Cursor&, const Total& total) const {
-    return total.value;
+      for (int e = 0; e < N; ++e) own = Log ? own + grad[e] : fma(grad[e], out[e], own);
+      sum.value += own;
+    });
+    return total(sum).value;
   }
   __device__ __forceinline__ void finish(const Cursor&, A) const {}
 
   template <int N>
   __device__ __forceinline__ Packed<T, N> result(const Cursor& c, int64_t col, const Loaded<N>& in,
-                                                 A sum) const {
+                                                 const Nothing&, A sum) const {
     A grad[N], out[N];
     widen(in.grad_y, grad);
     widen(in.y, out);
