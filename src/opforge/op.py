@@ -37,12 +37,16 @@ class Backward:
         shared: gradients that are others', as ``{"residual": "grad_y"}`` for what is only added.
             Where the backward returns none for the first, or an empty tensor, it is the second:
             an output's, as it comes, or another one that is returned. Nothing is written twice.
+        overwrites: ``{"x": "overwrite"}``: where the bool argument ``overwrite`` of both schemas is
+            true, the kernel may write the gradient of ``x`` over ``x`` and return ``x`` itself. It
+            gets false where that cannot be: compiled, transformed, or differentiated again.
     """
 
     schema: str
     reference: Callable[..., Any]
     unsaved: Callable[..., Sequence[str]] | None = None
     shared: Mapping[str, str] = field(default_factory=dict)
+    overwrites: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

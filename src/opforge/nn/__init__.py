@@ -4,12 +4,14 @@
 from opforge.nn.dropout import Dropout
 from opforge.nn.elementwise import BiasGELU, ReLU, ScaleBiasReLU
 from opforge.nn.gated import GEGLU, ReGLU, SwiGLU
+from opforge.nn.loss import CrossEntropyLoss
 from opforge.nn.norm import LayerNorm, RMSNorm
 from opforge.nn.rotary import RotaryEmbedding
 
 __all__ = [
     "GEGLU",
     "BiasGELU",
+    "CrossEntropyLoss",
     "Dropout",
     "LayerNorm",
     "RMSNorm",
