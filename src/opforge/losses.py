@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cross_entropy and linear_cross_entropy share: options, and a look at the labels."""
+"""What cross_entropy and linear_cross_entropy share: options, a look at the labels; and how the
+latter goes through its rows."""
 
 from __future__ import annotations
 
@@ -9,11 +10,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from opforge import settings
+from opforge import discover, settings
+from opforge.norms import no_tensor, wide_dtype
 
 Reduction = Literal["none", "mean", "sum"]
 REDUCTIONS: tuple[Reduction, ...] = ("none", "mean", "sum")
 NONE, MEAN, SUM = range(3)  # in the schema
+INPUT, WEIGHT, BIAS = 1, 2, 4  # in the `wanted` of linear_cross_entropy
+
+_SMALL = 1 << 22  # bytes of logits that are not worth cutting
 
 
 def validate_options(name: str, label_smoothing: float, z_loss: float, reduction: int) -> None:
@@ -64,3 +69,86 @@ def _can_look_at(target: Tensor) -> bool:
         and target.dtype == torch.int64
         and not torch._C._are_functorch_transforms_active()
     )
+
+
+def in_chunks(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    options: tuple[int, float, float],
+    chunk: int,
+    wanted: int,
+    factors: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The losses of all rows, and the gradients wanted of their sum, times ``factors``."""
+    discover.find("cross_entropy")  # loads its kernels
+    # Of strides beyond 32 bits, some of torch's products make wild pointers.
+    input, weight = (x if max(x.stride()) < 2**31 else x.contiguous() for x in (input, weight))
+    rows, classes = input.shape[0], weight.shape[0]
+    wide, kernels = wide_dtype(input), torch.ops.opforge
+    size = chunk or rows_at_once(rows, classes * input.element_size())
+    losses = torch.empty(rows, dtype=wide, device=input.device)
+    new = [torch.empty_like, torch.zeros_like, torch.zeros_like]
+    dtypes = [input.dtype, wide, wide]
+    d_input, d_weight, d_bias = (
+        make(x, dtype=dtype, memory_format=torch.contiguous_format)
+        if x is not None and wanted & bit
+        else no_tensor(input).to(dtype)
+        for make, x, dtype, bit in zip(
+            new, (input, weight, bias), dtypes, (INPUT, WEIGHT, BIAS), strict=True
+        )
+    )
+    if factors is None:
+        factors = torch.ones((), dtype=wide, device=input.device).expand(rows)
+    room = input.new_empty(min(size, rows), classes)
+    with torch.autocast(input.device.type, enabled=False):
+        for first in range(0, rows, size):
+            part = slice(first, min(first + size, rows))
+            x, labels = input[part], target[part]
+            logits = room[: x.shape[0]]
+            if bias is None:
+                torch.mm(x, weight.t(), out=logits)
+            else:
+                torch.addmm(bias, x, weight.t(), out=logits)
+            given = logits, labels
+            losses[part], *saved = kernels.cross_entropy.below_autograd(
+                *given, *options, NONE, False
+            )
+            if not wanted:
+                continue
+            d = kernels.cross_entropy_backward.below_autograd(
+                factors[part], *given, *saved, *options, NONE, True
+            )
+            if wanted & INPUT:
+                torch.mm(d, weight, out=d_input[part])
+            if wanted & WEIGHT:
+                _add_product(d_weight, d, x)
+            if wanted & BIAS:
+                d_bias += d.sum(0, dtype=wide)
+    return losses, d_input, d_weight, d_bias
+
+
+def _add_product(total: Tensor, d: Tensor, x: Tensor) -> None:
+    """``total += d.T @ x``, in the dtype of the total, which is wider for 16-bit numbers."""
+    if total.dtype == x.dtype:
+        total.addmm_(d.t(), x)
+    elif total.device.type == "cuda":
+        torch.addmm(total, d.t(), x, out_dtype=total.dtype, out=total)
+    else:
+        # The CPU has no such product: in float, a sixteenth of the classes at a time.
+        x, classes = x.to(total.dtype), -(-d.shape[1] // 16)
+        for slab, part in zip(total.split(classes), d.split(classes, 1), strict=True):
+            slab.addmm_(part.to(total.dtype).t(), x)
+
+
+def rows_at_once(rows: int, row_bytes: int) -> int:
+    """A fifth of the rows: with it the logits at hand are a tenth of logits and their gradient.
+
+    More at a time would hardly be faster, less means to read and write the sum of the weight's
+    gradients more often. Where all of it is small, it is not cut as far.
+    """
+    share = -(-rows // 5)
+    if rows >= 4096:
+        share = -(-share // 128) * 128  # whole tiles of the matrix products
+    return max(1, share, min(rows, _SMALL // row_bytes))

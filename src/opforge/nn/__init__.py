@@ -4,7 +4,7 @@
 from opforge.nn.dropout import Dropout
 from opforge.nn.elementwise import BiasGELU, ReLU, ScaleBiasReLU
 from opforge.nn.gated import GEGLU, ReGLU, SwiGLU
-from opforge.nn.loss import CrossEntropyLoss
+from opforge.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss
 from opforge.nn.norm import LayerNorm, RMSNorm
 from opforge.nn.rotary import RotaryEmbedding
 
@@ -14,6 +14,7 @@ __all__ = [
     "CrossEntropyLoss",
     "Dropout",
     "LayerNorm",
+    "LinearCrossEntropyLoss",
     "RMSNorm",
     "ReGLU",
     "ReLU",

@@ -57,6 +57,50 @@ class CrossEntropyLoss(nn.Module):
         return ", ".join(f"{k}={v!r}" for k, v in self.options.items()) + f", dim={self.dim}"
 
 
+class LinearCrossEntropyLoss(nn.Module):
+    """:func:`opforge.linear_cross_entropy` of hidden states and the weight of the last layer.
+
+    Args:
+        weight: None; class weights are not supported.
+        ignore_index: rows with this label do not count.
+        reduction: "none", "mean" or "sum".
+        label_smoothing: the share of a label's weight that is spread over all classes.
+        z_loss: adds ``z_loss * logsumexp(row)²`` to the loss of each row.
+        chunk: how many rows have logits at a time; 0 chooses.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        chunk: int = 0,
+    ) -> None:
+        super().__init__()
+        _refuse_weights(type(self).__name__, weight)
+        self.options = {
+            "ignore_index": ignore_index,
+            "reduction": reduction,
+            "label_smoothing": label_smoothing,
+            "z_loss": z_loss,
+            "chunk": chunk,
+        }
+
+    def forward(
+        self, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """The loss of ``linear(input, weight, bias)``, given a label for each row of input."""
+        loss: Tensor = opforge.linear_cross_entropy(input, weight, target, bias, **self.options)
+        return loss
+
+    def extra_repr(self) -> str:
+        """What repr() shows of the arguments."""
+        return ", ".join(f"{k}={v!r}" for k, v in self.options.items())
+
+
 def _refuse_weights(name: str, weight: Tensor | None) -> None:
     if weight is not None:
         raise ValueError(
