@@ -77,7 +77,7 @@ def in_chunks(
     target: Tensor,
     bias: Tensor | None,
     options: tuple[int, float, float],
-    chunk: int,
+    pieces: int,
     wanted: int,
     factors: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -87,7 +87,8 @@ def in_chunks(
     input, weight = (x if max(x.stride()) < 2**31 else x.contiguous() for x in (input, weight))
     rows, classes = input.shape[0], weight.shape[0]
     wide, kernels = wide_dtype(input), torch.ops.opforge
-    size = chunk or rows_at_once(rows, classes * input.element_size())
+    room_of_row = classes * input.element_size()
+    size = max(1, -(-rows // pieces)) if pieces else rows_at_once(rows, room_of_row)
     losses = torch.empty(rows, dtype=wide, device=input.device)
     new = [torch.empty_like, torch.zeros_like, torch.zeros_like]
     dtypes = [input.dtype, wide, wide]

@@ -66,7 +66,7 @@ class LinearCrossEntropyLoss(nn.Module):
         reduction: "none", "mean" or "sum".
         label_smoothing: the share of a label's weight that is spread over all classes.
         z_loss: adds ``z_loss * logsumexp(row)²`` to the loss of each row.
-        chunk: how many rows have logits at a time; 0 chooses.
+        chunk: how many rows have logits at a time, at most; 0 chooses.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ def reference(
     label_smoothing: float,
     z_loss: float,
     reduction: int,
-    chunk: int,
+    pieces: int,
     wanted: int,
 ) -> Tensor:
     """All logits, and their cross entropy."""
@@ -77,7 +77,7 @@ def backward_reference(
     label_smoothing: float,
     z_loss: float,
     reduction: int,
-    chunk: int,
+    pieces: int,
     needs_input: bool,
     needs_weight: bool,
     needs_bias: bool,
@@ -121,7 +121,7 @@ def _unscaled(
     label_smoothing: float,
     z_loss: float,
     reduction: int,
-    chunk: int,
+    pieces: int,
     wanted: int,
 ) -> Tensor:
     wide = wide_dtype(input)
@@ -129,7 +129,7 @@ def _unscaled(
     if not wanted & which or reduction == NONE:
         return no_tensor(input).to(dtype)
     saved = [t if t is None else t.detach() for t in (input, weight, target, bias)]
-    options = ignore_index, label_smoothing, z_loss, SUM, chunk
+    options = ignore_index, label_smoothing, z_loss, SUM, pieces
     needs = [which == one for one in (INPUT, WEIGHT, BIAS)]
     one, nothing = torch.ones((), dtype=wide, device=input.device), no_tensor(input)
     results = backward_reference(one, *saved, nothing, nothing, nothing, *options, *needs)
@@ -145,14 +145,14 @@ def composed(
     label_smoothing: float,
     z_loss: float,
     reduction: int,
-    chunk: int,
+    pieces: int,
     wanted: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The loss, and what is wanted of its gradients, but for the factor in front."""
     options = ignore_index, label_smoothing, z_loss
     if reduction == NONE:
         wanted = 0  # each row will come with a factor of its own
-    losses, *gradients = in_chunks(input, weight, target, bias, options, chunk, wanted, None)
+    losses, *gradients = in_chunks(input, weight, target, bias, options, pieces, wanted, None)
     if reduction == NONE:
         return losses, *gradients
     loss = losses.sum()
@@ -174,7 +174,7 @@ def composed_backward(
     label_smoothing: float,
     z_loss: float,
     reduction: int,
-    chunk: int,
+    pieces: int,
     needs_input: bool,
     needs_weight: bool,
     needs_bias: bool,
@@ -195,7 +195,7 @@ def composed_backward(
         wanted = INPUT * needs_input + WEIGHT * needs_weight + BIAS * needs_bias
         options = ignore_index, label_smoothing, z_loss
         factors = factor.expand(target.shape)
-        _, *found = in_chunks(input, weight, target, bias, options, chunk, wanted, factors)
+        _, *found = in_chunks(input, weight, target, bias, options, pieces, wanted, factors)
     nothing = no_tensor(input)
     grads = (d.to(input.dtype) if n else nothing for d, n in zip(found, needs, strict=True))
     return tuple(grads)  # type: ignore[return-value]
@@ -210,7 +210,7 @@ def validate(
     label_smoothing: float,
     z_loss: float,
     reduction: int,
-    chunk: int,
+    pieces: int,
     wanted: int,
 ) -> None:
     """Shapes and dtypes fit, options are in range; the labels themselves are not looked at."""
@@ -240,12 +240,12 @@ def validate(
                 f"{name}: input is {input.dtype} but {what} is {other.dtype}; "
                 f"convert one, as in {what}.to(input.dtype)"
             )
-    if chunk < 0:
-        raise ValueError(f"{name}: chunk must be a number of rows, or 0 to choose one, got {chunk}")
+    if pieces < 0:
+        raise ValueError(f"{name}: pieces must be a number, or 0 to choose one, got {pieces}")
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Chunks that divide the rows and that do not, all reductions, biases, ignored rows."""
+    """Pieces that divide the rows and that do not, all reductions, biases, ignored rows."""
 
     def labels(rows: int, classes: int) -> Tensor:
         generator = torch.Generator().manual_seed(make.seed)
@@ -273,7 +273,7 @@ def sized(make: Any, rows: int, cols: int) -> dict[str, tuple[Any, ...]]:
 
 op = Op(
     schema="linear_cross_entropy(Tensor input, Tensor weight, Tensor target, Tensor? bias, "
-    "int ignore_index, float label_smoothing, float z_loss, int reduction, int chunk, int wanted) "
+    "int ignore_index, float label_smoothing, float z_loss, int reduction, int pieces, int wanted) "
     "-> (Tensor loss, Tensor d_input, Tensor d_weight, Tensor d_bias)",
     reference=reference,
     statistics={"d_input": d_input, "d_weight": d_weight, "d_bias": d_bias},
@@ -281,7 +281,7 @@ op = Op(
     backward=Backward(
         "linear_cross_entropy_backward(Tensor grad_loss, Tensor input, Tensor weight, "
         "Tensor target, Tensor? bias, Tensor d_input, Tensor d_weight, Tensor d_bias, "
-        "int ignore_index, float label_smoothing, float z_loss, int reduction, int chunk, "
+        "int ignore_index, float label_smoothing, float z_loss, int reduction, int pieces, "
         "bool needs_input, bool needs_weight, bool needs_bias) "
         "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)",
         backward_reference,
@@ -296,13 +296,13 @@ op = Op(
     sized=sized,
     product=lambda input, weight, *rest: (input, weight.t()),
     rowwise=lambda input, weight, *rest: max(*input.shape, *weight.shape),
-    module=lambda input, weight, target, bias, ignore, smoothing, z, reduction, chunk, wanted: (
+    module=lambda input, weight, target, bias, ignore, smoothing, z, reduction, pieces, wanted: (
         opforge.nn.LinearCrossEntropyLoss(
             ignore_index=ignore,
             label_smoothing=smoothing,
             z_loss=z,
             reduction=REDUCTIONS[reduction],
-            chunk=chunk,
+            chunk=-(-input.shape[0] // pieces) if pieces else 0,
         )
     ),
 )
@@ -335,7 +335,8 @@ def linear_cross_entropy(
         label_smoothing: the share of the label's weight that is spread over all classes.
         z_loss: adds ``z_loss * logsumexp(row)²`` to the loss of each row.
         reduction: "none", "sum", or "mean" over the rows not ignored.
-        chunk: how many rows have logits at a time; 0: a fifth of them, or as many as take 4 MB.
+        chunk: how many rows have logits at a time, at most; 0: a fifth of all rows, or as many as
+            take 4 MB.
     """
     check_labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
     how = code_of("linear_cross_entropy", reduction)
@@ -343,6 +344,11 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(input.device.type)  # as linear() has it
         input, weight = input.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
+    if chunk < 0:
+        raise ValueError(
+            "opforge.linear_cross_entropy: chunk must be a number of rows, or 0 to choose one, "
+            f"got {chunk}"
+        )
     wanted = sum(
         bit
         for bit, x in ((INPUT, input), (WEIGHT, weight), (BIAS, bias))
@@ -351,6 +357,7 @@ def linear_cross_entropy(
     flat, labels = input, target
     if input.dim() != 2:
         flat, labels = input.reshape(-1, input.shape[-1]), target.reshape(-1)
-    options = ignore_index, label_smoothing, z_loss, how, chunk, wanted
+    pieces = -(-flat.shape[0] // chunk) if chunk else 0
+    options = ignore_index, label_smoothing, z_loss, how, pieces, wanted
     loss: Tensor = op(flat, weight, labels, bias, *options)
     return loss.reshape(target.shape) if how == NONE else loss
