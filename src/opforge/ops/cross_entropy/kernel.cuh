@@ -128,9 +128,9 @@ __global__ void __launch_bounds__(kRowThreads)
     pivot = widen(start[0]);
     if (pivot - pivot != A(0)) pivot = A(0);
   }
-  const T* const body = start + columns.head;
-  const int64_t size = place.size;
-  int64_t i = place.index;
+  const T* at = start + columns.vector(place.index);
+  const T* const stop = start + columns.vector(columns.vectors);
+  const int step = place.size * N;
   Packed<T, N> v[kFlying];
   const auto add = [&](const Packed<T, N>& packed) {
     A wide[N];
@@ -138,19 +138,19 @@ __global__ void __launch_bounds__(kRowThreads)
     total.add(wide, smooth, pivot);
   };
   // All loads of a trip come before the first use, without a condition between them.
-  for (; i + (kFlying - 1) * size < columns.vectors; i += kFlying * size) {
+  for (; at + (kFlying - 1) * step < stop; at += kFlying * step) {
 #pragma unroll
-    for (int k = 0; k < kFlying; ++k) v[k] = load_packed<N>(body + (i + k * size) * N);
+    for (int k = 0; k < kFlying; ++k) v[k] = load_packed<N>(at + k * step);
 #pragma unroll
     for (int k = 0; k < kFlying; ++k) add(v[k]);
   }
 #pragma unroll
   for (int k = 0; k < kFlying - 1; ++k) {
-    if (i + k * size < columns.vectors) v[k] = load_packed<N>(body + (i + k * size) * N);
+    if (at + k * step < stop) v[k] = load_packed<N>(at + k * step);
   }
 #pragma unroll
   for (int k = 0; k < kFlying - 1; ++k) {
-    if (i + k * size < columns.vectors) add(v[k]);
+    if (at + k * step < stop) add(v[k]);
   }
   if (has_end) total.add(end, smooth, pivot);
   await_rows(plan);
