@@ -142,6 +142,10 @@ def test_what_is_masked_with_minus_infinity_has_no_part(device):
     loss.backward()
     assert not some.grad[:, 40:].any()
     assert some.grad[:, :40].all()
+    some = logits.detach().masked_fill(masked.flip(0), -torch.inf)  # from the first column on
+    target = torch.full_like(target, 69)
+    assert opforge.cross_entropy(some, target).isfinite()
+    assert opforge.cross_entropy(some, target, label_smoothing=0.1) == torch.inf
 
 
 @each_device

@@ -140,8 +140,11 @@ def test_only_what_requires_a_gradient_gets_one():
     for frozen, kept in ((weight, x), (x, weight)):
         (right,) = torch.autograd.grad(truth((x, weight), target), kept)
         frozen.requires_grad_(False)
-        (got,) = torch.autograd.grad(ours((x, weight), target), kept)
+        with torch.profiler.profile() as profile:
+            (got,) = torch.autograd.grad(ours((x, weight), target), kept)
         torch.testing.assert_close(got, right)
+        products = [e.name for e in profile.events() if e.name in ("aten::mm", "aten::addmm_")]
+        assert products == (["aten::mm"] * 2 if kept is x else ["aten::mm", "aten::addmm_"])
         frozen.requires_grad_(True)
     with torch.no_grad():
         assert not ours((x, weight), target).requires_grad
