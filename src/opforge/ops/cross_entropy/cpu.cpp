@@ -151,19 +151,17 @@ static void row_gradient(const CrossEntropyOptions& o, const T* x, int64_t cols,
     return;
   }
   const A factor = grad * (A(1) + A(2 * o.z_loss) * (peak + log_sum));
-  const A spread = grad * (A(o.smoothing) / A(cols));
+  const A share = A(o.smoothing) / A(cols);
+  const A spread = grad * share, whole = grad * (share + A(1 - o.smoothing));  // less at the label
   const bool exists = label >= 0 && label < cols;
   const A at_label = exists ? widen(x[label]) : A(0);
-  const auto gradient = [&](vec<T> v) {
-    return fma(factor - vec<T>{}, exp((v - peak) - log_sum), -spread - vec<T>{});
+  const auto gradient = [&](vec<T> v, A less) {
+    return fma(factor - vec<T>{}, exp((v - peak) - log_sum), -less - vec<T>{});
   };
   int64_t j = 0;
-  for (; j + kLanes<T> <= cols; j += kLanes<T>) store(out + j, gradient(load(x + j)));
-  if (j < cols) store_some(out + j, 1, cols - j, gradient(load_some(x + j, 1, cols - j)));
-  if (exists) {
-    const vec<T> there = gradient(at_label - vec<T>{});
-    out[label] = narrow<T>(there[0] - grad * A(1 - o.smoothing));
-  }
+  for (; j + kLanes<T> <= cols; j += kLanes<T>) store(out + j, gradient(load(x + j), spread));
+  if (j < cols) store_some(out + j, 1, cols - j, gradient(load_some(x + j, 1, cols - j), spread));
+  if (exists) out[label] = narrow<T>(gradient(at_label - vec<T>{}, whole)[0]);
 }
 
 Tensor cross_entropy_backward_cpu(const Tensor& grad_loss, const Tensor& logits,

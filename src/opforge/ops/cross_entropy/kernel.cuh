@@ -254,16 +254,17 @@ constexpr int kGradThreads = 256, kGradVectors = 2;  // a thread's vectors, on t
 template <class T>
 struct RowGradient {
   using A = compute_t<T>;
-  A factor, spread, hit, peak, log_sum;
+  A factor, spread, at_label, peak, log_sum;  // spread: less at each class; at_label: there
 
-  __device__ __forceinline__ A of(A x) const {
-    A probability;
+  __device__ __forceinline__ A of(A x) const { return fma(factor, probability(x), -spread); }
+  __device__ __forceinline__ A of_label(A x) const {
+    return fma(factor, probability(x), -at_label);
+  }
+  __device__ __forceinline__ A probability(A x) const {
     if constexpr (kShort<T>) {
-      probability = roughly_exp2(fmaf(x - peak, 1.44269504f, -1.44269504f * log_sum));
-    } else {
-      probability = std::exp((x - peak) - log_sum);
+      return roughly_exp2(fmaf(x - peak, 1.44269504f, -1.44269504f * log_sum));
     }
-    return fma(factor, probability, -spread);
+    return std::exp((x - peak) - log_sum);
   }
 };
 
@@ -313,9 +314,9 @@ __global__ void __launch_bounds__(kGradThreads)
   A grad = *p.grad_loss.at(row);
   if (p.count != nullptr) grad /= A(*p.count);
   const A top = p.peak[row], logs = p.log_sum[row];
-  const RowGradient<T> gradient{grad * fma(A(2) * p.z_loss, top + logs, A(1)),
-                                grad * (p.smoothing / A(p.cols)), grad * (A(1) - p.smoothing), top,
-                                logs};
+  const A spread = p.smoothing / A(p.cols);
+  const RowGradient<T> gradient{grad * fma(A(2) * p.z_loss, top + logs, A(1)), grad * spread,
+                                grad * (spread + (A(1) - p.smoothing)), top, logs};
 #pragma unroll
   for (int k = 0; k < kGradVectors; ++k) {
     const int64_t i = first + k * group;
@@ -323,19 +324,22 @@ __global__ void __launch_bounds__(kGradThreads)
     const int64_t col = columns.vector(i);
     A g[N] = {};
     if (!ignored) {
-      widen(v[k], g);
+      A x[N];
+      widen(v[k], x);
 #pragma unroll
-      for (int e = 0; e < N; ++e) g[e] = gradient.of(g[e]);
+      for (int e = 0; e < N; ++e) g[e] = gradient.of(x[e]);
       if (uint64_t(label - col) < uint64_t(N)) {
+        widen(v[k], x);
 #pragma unroll
-        for (int e = 0; e < N; ++e) g[e] -= label - col == e ? gradient.hit : A(0);
+        for (int e = 0; e < N; ++e) g[e] = label - col == e ? gradient.of_label(x[e]) : g[e];
       }
     }
     store<N>(out + col, narrow<T>(g));
   }
   if (has_end) {
     A g = 0;
-    if (!ignored) g = gradient.of(widen(single)) - (label == end ? gradient.hit : A(0));
+    const A x = ignored ? A(0) : widen(single);
+    if (!ignored) g = label == end ? gradient.of_label(x) : gradient.of(x);
     out[end] = narrow<T>(g);
   }
 }
