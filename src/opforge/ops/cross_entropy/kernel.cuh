@@ -256,9 +256,8 @@ struct RowGradient {
   using A = compute_t<T>;
   A factor, spread, at_label, peak, log_sum;  // spread: less at each class; at_label: there
 
-  __device__ __forceinline__ A of(A x) const { return fma(factor, probability(x), -spread); }
-  __device__ __forceinline__ A of_label(A x) const {
-    return fma(factor, probability(x), -at_label);
+  __device__ __forceinline__ A of(A x, bool is_label) const {
+    return fma(factor, probability(x), is_label ? -at_label : -spread);
   }
   __device__ __forceinline__ A probability(A x) const {
     if constexpr (kShort<T>) {
@@ -324,22 +323,16 @@ __global__ void __launch_bounds__(kGradThreads)
     const int64_t col = columns.vector(i);
     A g[N] = {};
     if (!ignored) {
-      A x[N];
-      widen(v[k], x);
+      widen(v[k], g);
+      const int here = uint64_t(label - col) < uint64_t(N) ? int(label - col) : -1;
 #pragma unroll
-      for (int e = 0; e < N; ++e) g[e] = gradient.of(x[e]);
-      if (uint64_t(label - col) < uint64_t(N)) {
-        widen(v[k], x);
-#pragma unroll
-        for (int e = 0; e < N; ++e) g[e] = label - col == e ? gradient.of_label(x[e]) : g[e];
-      }
+      for (int e = 0; e < N; ++e) g[e] = gradient.of(g[e], e == here);
     }
     store<N>(out + col, narrow<T>(g));
   }
   if (has_end) {
     A g = 0;
-    const A x = ignored ? A(0) : widen(single);
-    if (!ignored) g = label == end ? gradient.of_label(x) : gradient.of(x);
+    if (!ignored) g = gradient.of(widen(single), label == end);
     out[end] = narrow<T>(g);
   }
 }
