@@ -14,6 +14,9 @@ from opforge import sim
 from opforge.build import cache, compile
 from opforge.settings import VARIABLES
 
+# Where a machine has AMX but a process may not use it, oneDNN's 16-bit products end the process.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE")
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="also run what is marked nightly")

@@ -62,6 +62,16 @@ class Gradient:
         self._kept: list[tuple[str, int]] = []
         for name in parameters:
             self._sources.append(self._resolve(name, forward, inputs, outputs))
+        overwrites = details.overwrites if details else {}
+        self._overwrites = [
+            (self._place(x, parameters), self._place(permission, parameters))
+            for x, permission in overwrites.items()
+        ]
+
+    def _place(self, name: str, parameters: list[str]) -> int:
+        if name not in parameters:
+            raise RecordError(f"{self.name} overwrites by {name!r}, which it does not ask for")
+        return parameters.index(name)
 
     def _resolve(
         self, name: str, forward: Schema, inputs: list[str], outputs: list[str]
@@ -170,6 +180,12 @@ class Gradient:
                 values.append(ctx.kept[i])
             else:
                 values.append(ctx.needs_input_grad[i])
+        for tensor, permission in self._overwrites:
+            # Only the eager path calls below autograd; all others must find the tensor unchanged.
+            values[permission] = values[permission] and run is self.run_below
+            if values[permission]:
+                # Whoever saved it, too, is told by autograd that it is gone.
+                torch.autograd.graph.increment_version(values[tensor])
         results = as_tuple(run(*values))
         if len(results) != len(self._targets):
             raise RecordError(
