@@ -66,6 +66,47 @@ USES = {
         assert opforge.cumsum(lengths, reverse=True).tolist() == [8, 5, 4]
         """,
     ),
+    "softmax": Use(
+        "Attention weights and router probabilities: scale, mask and softmax are one pass, and what "
+        "`causal` hides is not even read. A row that a mask leaves nothing of is zeros, not NaN. As "
+        "a module: `opforge.nn.Softmax`.",
+        """
+        scores = torch.randn(2, 4, 4)
+        seen = torch.ones(4, 4, dtype=torch.bool).tril()
+        right = torch.softmax((scores * 0.5).masked_fill(~seen, -torch.inf), -1)
+        torch.testing.assert_close(opforge.softmax(scores, scale=0.5, causal=True), right)
+        """,
+    ),
+    "log_softmax": Use(
+        "Log probabilities, with the scale and the masks of `softmax`. For a loss take "
+        "`cross_entropy`, which does not write them. As a module: `opforge.nn.LogSoftmax`.",
+        """
+        x = torch.randn(4, 8)
+        torch.testing.assert_close(opforge.log_softmax(x), torch.log_softmax(x, -1))
+        """,
+    ),
+    "cross_entropy": Use(
+        "The loss of a classifier or a language model: the logits are read once forward and once "
+        "backward, where PyTorch writes and reads their logarithms, too. `overwrite_logits=True` "
+        "puts the gradient where the logits were. A label out of range is NaN on a GPU; set "
+        "`OPFORGE_CHECK_LABELS=1` to be told which. As a module: `opforge.nn.CrossEntropyLoss`.",
+        """
+        logits, target = torch.randn(4, 8), torch.tensor([1, 7, -100, 0])
+        right = torch.nn.functional.cross_entropy(logits, target)
+        torch.testing.assert_close(opforge.cross_entropy(logits, target), right)
+        """,
+    ),
+    "linear_cross_entropy": Use(
+        "The last layer of a language model together with its loss: the logits of some rows at a "
+        "time, never of all, so that memory no longer grows with rows times classes. As a module: "
+        "`opforge.nn.LinearCrossEntropyLoss`.",
+        """
+        x, weight, target = torch.randn(6, 16), torch.randn(40, 16), torch.randint(0, 40, (6,))
+        right = torch.nn.functional.cross_entropy(x @ weight.T, target)
+        loss = opforge.linear_cross_entropy(x, weight, target)
+        torch.testing.assert_close(loss, right)
+        """,
+    ),
     "rms_norm": Use(
         "Before every block of a transformer of the Llama kind. With `residual` the sum of the "
         "residual stream and the norm of it are one pass, and both come back. As a module: "
