@@ -67,9 +67,9 @@ USES = {
         """,
     ),
     "softmax": Use(
-        "Attention weights and router probabilities: scale, mask and softmax are one pass, and what "
-        "`causal` hides is not even read. A row that a mask leaves nothing of is zeros, not NaN. As "
-        "a module: `opforge.nn.Softmax`.",
+        "Attention weights and router probabilities: scale, mask and softmax are one pass, and "
+        "what `causal` hides is not even read. A row that a mask leaves nothing of is zeros, not "
+        "NaN. As a module: `opforge.nn.Softmax`.",
         """
         scores = torch.randn(2, 4, 4)
         seen = torch.ones(4, 4, dtype=torch.bool).tril()
