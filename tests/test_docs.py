@@ -51,9 +51,11 @@ def test_the_readme_quotes_the_summary_of_the_benchmarks() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     summary = re.search(r"## Summary.*?(\| op .*?)\n\n", page, re.DOTALL)
     assert summary
-    assert summary[1] in (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    quoted = [line for line in readme.splitlines() if re.match(r"\| \w+, (for|back)ward", line)]
+    assert set(quoted) <= set(summary[1].splitlines())
     for name in discover.builtin_names():
-        assert f"\n| {name}, forward" in summary[1]
+        assert any(line.startswith(f"| {name}, forward") for line in quoted), name
 
 
 def test_every_op_has_a_page() -> None:

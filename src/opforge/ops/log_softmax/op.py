@@ -6,6 +6,8 @@ See opforge/softmaxes.py for what comes before the softmax.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -34,7 +36,7 @@ op = Op(
     schema="log_softmax" + softmaxes.SCHEMA,
     reference=reference,
     backward=Backward("log_softmax_backward" + softmaxes.BACKWARD_SCHEMA, backward_reference),
-    validate=lambda x, mask, scale, causal: softmaxes.validate("log_softmax", x, mask, causal),
+    validate=functools.partial(softmaxes.validate, "log_softmax"),
     cases=softmaxes.cases,
     # Scale, largest, subtract, exp, add, subtract.
     operations=lambda x, *rest: 6 * x.numel(),

@@ -6,6 +6,7 @@ See opforge/softmaxes.py for what comes before the softmax.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -52,7 +53,7 @@ op = Op(
     schema="softmax" + softmaxes.SCHEMA,
     reference=reference,
     backward=Backward("softmax_backward" + softmaxes.BACKWARD_SCHEMA, backward_reference),
-    validate=lambda x, mask, scale, causal: softmaxes.validate("softmax", x, mask, causal),
+    validate=functools.partial(softmaxes.validate, "softmax"),
     cases=softmaxes.cases,
     # Scale, largest, subtract, exp, add, divide.
     operations=lambda x, *rest: 6 * x.numel(),
