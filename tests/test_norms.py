@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from op_cases import each_device
+from op_cases import each_device, record
 from torch.nn import functional
 
 import opforge
+from opforge import norms, sim
+from opforge.check import cases
+from opforge.op import Make
 
 TWO = ["layer_norm", "rms_norm"]
 each_norm = pytest.mark.parametrize("name", TWO)
@@ -235,6 +238,39 @@ def test_any_strides_and_sizes(device, name):
         (weight,) = drawn(device, x.shape[-1:])
         got = norm(x, weight, eps=1e-5)
         agree(got, norm(x.contiguous(), weight, eps=1e-5), [base, weight])
+
+
+# On a GPU of two multiprocessors: several tiles to a block, rows that begin at changing alignments,
+# clusters, and sources that take more shared memory than two stages of whole tiles have.
+MANY = [
+    ((40, 31), torch.bfloat16),
+    ((70, 96), torch.bfloat16),
+    ((5, 9001), torch.bfloat16),
+    ((3, 20_000), torch.bfloat16),
+    ((3, 9000), torch.float32),
+    ((40, 512), torch.float32),
+]
+
+
+@pytest.mark.sim
+@each_norm
+@pytest.mark.parametrize(("shape", "dtype"), MANY, ids=str)
+@pytest.mark.parametrize("residual", [False, True])
+def test_blocks_take_several_rows(name, shape, dtype, residual):
+    make = Make(dtype)
+    x, added, weight, bias = make(*shape), make(*shape), make(shape[-1]), make(shape[-1])
+    added = added if residual else None
+    relu = norms.RELU if residual else 0  # so that x is wanted beside the sum
+    if name == "layer_norm":
+        case = (x, weight, bias, added, None, 1e-5, relu, 0, 0.0, True)
+    else:
+        case = (x, weight, added, None, 1e-5, 0.0, relu, 0, 0.0, True)
+
+    def around():
+        return sim.active("race", device=sim.Device(multiprocessors=2))
+
+    cases.check_forward(record(name), case, around)
+    cases.check_backward(record(name), case, around=around)
 
 
 @each_norm

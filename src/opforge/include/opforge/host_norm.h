@@ -172,7 +172,13 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
   int64_t rows = 1;
   for (const int64_t n : sizes(like).first(size_t(like.dim() - 1))) rows *= n;
   const bool has_stats = saved.rstd.numel() > 0;
-  OPFORGE_CHECK(!has_stats || saved.rstd.numel() == rows, name, "_backward: rstd has another size");
+  const auto check_statistic = [&](const Tensor& one) {
+    OPFORGE_CHECK(one.numel() == rows && same_device(one, like) &&
+                      dtype_code(one) == accumulator_dtype(like),
+                  name, "_backward: what the forward saved of each row has another size or dtype");
+  };
+  if (has_stats) check_statistic(saved.rstd);
+  if (has_stats && Centered) check_statistic(saved.mean);
   const DeviceGuard guard(like.get_device_index());
   const int64_t none = 0;
   const std::span<const int64_t> nothing{&none, 1};
@@ -195,7 +201,8 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
   const bool extras = saved.summed || around.before != 0 || around.after != 0;
   const int32_t wide = accumulator_dtype(like);
   const int64_t leading[1] = {rows};
-  NormResult statistics{empty(nothing, like), empty(nothing, like), saved.mean, saved.rstd};
+  NormResult statistics{empty(nothing, like), empty(nothing, like), contiguous(saved.mean),
+                        contiguous(saved.rstd)};
   if (!has_stats) {
     statistics.mean = empty(Centered ? std::span<const int64_t>{leading} : nothing, wide, like);
     statistics.rstd = empty(leading, wide, like);

@@ -50,7 +50,7 @@ struct NormBackward {
   RingParams<T, kNormSources> ring;
   T *grad_x, *grad_residual;  // grad_residual if it is not grad_x
   const A *mean, *rstd;
-  Param weight, bias;  // bias if after.relu wants it
+  Param weight, bias;
   Around before, after;
   bool summed;  // h is before(x) + residual, else x is all there is
   bool has_grad_h, has_x;
@@ -300,6 +300,7 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp) norm_backward(const 
     };
     add_up(stack, p.weight_sums);
     if (Centered) add_up(stack + height * pitch, p.bias_sums);
+    fence_for_copies();  // which land where the sums were, if there is another class
     __syncthreads();
   }
   release_next();
@@ -340,7 +341,8 @@ template <class T>
 bool plan_backward(int64_t rows, int64_t cols, bool clusters, bool contiguous, NormBackward<T>& p) {
   int classes = 1;
   while (classes * cols % kVec<T> != 0) classes *= 2;
-  constexpr int64_t kRoom = 200 << 10;  // of a multiprocessor's shared memory
+  // Of a block's shared memory; 16 KB are for the totals. More would be no faster on an H200.
+  const int64_t room = std::min<int64_t>(200 << 10, most_shared() - (16 << 10));
   constexpr int64_t kElement = sizeof(T);
   const int64_t threads = ceil_div(cols, int64_t(kOwned<T>));
   RowPlan& plan = p.plan;
@@ -355,7 +357,7 @@ bool plan_backward(int64_t rows, int64_t cols, bool clusters, bool contiguous, N
     const auto warps = [&] { return ceil_div(ceil_div(threads, plan.cluster), kWarp) * kWarp; };
     const auto fits = [&] {
       return warps() <= kBackwardThreads &&
-             3 * (warps() * kOwned<T> + 2 * kVec<T>)*kElement * ring.sources <= kRoom;
+             3 * (warps() * kOwned<T> + 2 * kVec<T>)*kElement * ring.sources <= room;
     };
     while (clusters && plan.cluster < kMaxCluster && !fits()) plan.cluster *= 2;
     if (!fits()) return false;
@@ -370,17 +372,22 @@ bool plan_backward(int64_t rows, int64_t cols, bool clusters, bool contiguous, N
          plan.group * ring.height > kWarp) {
     ring.height = (ring.height + 1) / 2;
   }
-  plan.block = plan.group * ring.height;
   ring.rows = rows;
   ring.step = p.classes = classes;
   const auto round = [](int64_t bytes, int64_t to) { return int(ceil_div(bytes, to) * to); };
   const int64_t margins = 2 * kVec<T>;
-  const bool run = ring.height == 1 || (contiguous && classes == 1);
-  ring.pitch = run ? 0 : round((ring.width + margins) * kElement, 16);
-  ring.tile_bytes = round(run ? (int64_t(ring.height) * ring.width + margins) * kElement
-                              : int64_t(ring.pitch) * ring.height,
-                          128);
-  ring.stages = int(std::clamp<int64_t>(kRoom / ring.stage_bytes(), 2, 4));
+  const auto lay_out = [&] {
+    const bool run = ring.height == 1 || (contiguous && classes == 1);
+    ring.pitch = run ? 0 : round((ring.width + margins) * kElement, 16);
+    const int64_t bytes = run ? (int64_t(ring.height) * ring.width + margins) * kElement
+                              : int64_t(ring.pitch) * ring.height;
+    ring.tile_bytes = round(bytes, 128);
+  };
+  for (lay_out(); ring.height > 1 && 2 * ring.stage_bytes() > room; lay_out()) {
+    ring.height = (ring.height + 1) / 2;
+  }
+  plan.block = plan.group * ring.height;
+  ring.stages = int(std::clamp<int64_t>(room / ring.stage_bytes(), 2, 4));
   return true;
 }
 

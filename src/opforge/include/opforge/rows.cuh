@@ -4,8 +4,9 @@
 //
 // Each row is read once and held in registers, four 16-byte vectors to a thread, while its threads
 // agree on the total: a few lanes, a block, or the blocks of a cluster through each other's shared
-// memory, whatever the length takes. Only a row too long for eight blocks is read twice. Blocks do
-// one row each, and many are in flight: memory is never idle while some of them add up.
+// memory, whatever the length takes. Only a row too long for eight blocks (before 9.0: for one) is
+// read again for every total and for its result. Blocks do one row each, and many are in flight:
+// memory is never idle while some of them add up.
 //
 // Rows need not be aligned, only all operands alike: vectors begin at 16-byte boundaries of memory,
 // and the two ends of a row go by element.
