@@ -262,6 +262,11 @@ def test_on_the_cpu_a_label_out_of_range_is_an_error():
     [
         ({"label_smoothing": -0.1}, ValueError, "label_smoothing must be from 0 to 1, got -0.1"),
         ({"z_loss": -1.0}, ValueError, "z_loss must be finite and not negative, got -1.0"),
+        (
+            {"input": torch.ones(2, 3, 4), "target": torch.zeros(3, 2, dtype=torch.int64)},
+            ValueError,
+            r"target \(\.\.\.\), got \(2, 3, 4\), \(9, 4\) and \(3, 2\)",
+        ),
         ({"reduction": "max"}, ValueError, "reduction must be .* got 'max'"),
         ({"chunk": -1}, ValueError, "chunk must be a number of rows, or 0 .* got -1"),
         ({"target": torch.zeros(4, dtype=torch.int64)}, ValueError, r"shape \(5,\) .* got \(4,\)"),

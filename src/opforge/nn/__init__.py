@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules around the built-in ops; arguments and state_dict as in torch.nn where it has them."""
+"""Modules around the built-in ops; state_dict, and the arguments that are there, as in torch.nn.
+
+Left out: ``inplace``, which a fused op has no use for; class weights of a loss. ``Softmax`` and
+``LogSoftmax`` take the last dim by default.
+"""
 
 from opforge.nn.dropout import Dropout
 from opforge.nn.elementwise import BiasGELU, ReLU, ScaleBiasReLU

@@ -229,6 +229,9 @@ def layer_norm(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``(h - mean(h)) / sqrt(var(h) + eps) * weight + bias`` over the last dim, with ``h = x``.
 
+    Computed in float32 and returned in the dtype of ``x``, under autocast, too, where PyTorch's is
+    float32.
+
     Args:
         x: any shape; rows lie along the last dim.
         weight: one value per column, in any dtype; None means ones.
@@ -237,7 +240,7 @@ def layer_norm(
         eps: added to the variance; positive.
         relu: "before" the norm (and the sum) or "after" it.
         dropout: the same, with probability ``p``, after the relu.
-        p: the probability of dropping an element.
+        p: the probability of dropping an element; pass 0.0 where nothing is trained.
         save: keep mean and 1 / std of every row for the backward; else they are computed again.
     """
     before, after = norms.codes(relu, dropout)

@@ -338,6 +338,13 @@ def linear_cross_entropy(
         chunk: how many rows have logits at a time, at most; 0: a fifth of all rows, or as many as
             take 4 MB.
     """
+    flattened = input.dim() != 2
+    if weight.dim() != 2 or input.dim() == 0 or (flattened and target.shape != input.shape[:-1]):
+        raise ValueError(
+            "opforge.linear_cross_entropy: input must be (..., features), weight (classes, "
+            f"features) and target (...), got {tuple(input.shape)}, {tuple(weight.shape)} and "
+            f"{tuple(target.shape)}"
+        )
     check_labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
     how = code_of("linear_cross_entropy", reduction)
     if torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
@@ -355,7 +362,7 @@ def linear_cross_entropy(
         if x is not None and x.requires_grad and torch.is_grad_enabled()
     )
     flat, labels = input, target
-    if input.dim() != 2:
+    if flattened:
         flat, labels = input.reshape(-1, input.shape[-1]), target.reshape(-1)
     pieces = -(-flat.shape[0] // chunk) if chunk else 0
     options = ignore_index, label_smoothing, z_loss, how, pieces, wanted

@@ -54,6 +54,8 @@ def log_softmax(
     A row that a mask or ``causal`` leaves nothing of (all -inf) stays -inf, where torch has NaN.
     Without either, NaN and infinities act as in torch.
 
+    The dtype is that of ``x``, under autocast, too, where PyTorch's is float32.
+
     Args:
         x: any shape; rows lie along the last dim.
         mask: added; broadcasts to ``x``, in any floating point dtype, may hold -inf; no gradient.

@@ -217,11 +217,11 @@ def rms_norm(
         x: any shape; rows lie along the last dim.
         weight: one value per column, in any dtype; None means ones.
         residual: added to ``x`` first. Then the result is ``(y, h)``, h being the sum.
-        eps: added to the mean square; positive.
+        eps: added to the mean square; positive (PyTorch's default follows the dtype).
         offset: added to the weight: 1.0 for weights stored as Gemma stores them.
         relu: "before" the norm (and the sum) or "after" it.
         dropout: the same, with probability ``p``, after the relu.
-        p: the probability of dropping an element.
+        p: the probability of dropping an element; pass 0.0 where nothing is trained.
         save: keep 1 / rms of every row for the backward; otherwise it is computed again.
     """
     before, after = norms.codes(relu, dropout)

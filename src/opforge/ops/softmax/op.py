@@ -72,6 +72,8 @@ def softmax(
     A row that a mask or ``causal`` leaves nothing of (all -inf) becomes zeros, where torch has NaN:
     what attends to nothing contributes nothing. Without either, NaN and infinities act as in torch.
 
+    The dtype is that of ``x``, under autocast, too, where PyTorch's is float32.
+
     Args:
         x: any shape; rows lie along the last dim.
         mask: added; broadcasts to ``x``, in any floating point dtype, may hold -inf; no gradient.
