@@ -18,6 +18,7 @@ OPS = discover.builtin_names()
 # scale_bias_relu with another.
 KERNELS = (
     "bias_dropout_residual",
+    "cross_entropy",
     "cumsum",
     "layer_norm",
     "reduce_sum",
@@ -33,10 +34,10 @@ each_device = pytest.mark.parametrize("device", ["cpu", SIM, CUDA], indirect=Tru
 each_real_device = pytest.mark.parametrize("device", ["cpu", CUDA], indirect=True)
 
 
-def nightly_but(*chosen: str) -> pytest.MarkDecorator:
+def nightly_but(*chosen: str, of: list[str] = OPS) -> pytest.MarkDecorator:
     """Every op, those that are not chosen only with --nightly."""
     return pytest.mark.parametrize(
-        "name", [n if n in chosen else pytest.param(n, marks=pytest.mark.nightly) for n in OPS]
+        "name", [n if n in chosen else pytest.param(n, marks=pytest.mark.nightly) for n in of]
     )
 
 
