@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo   set up .venv and run the main job: build the CPU kernels, check and time every op
-# make test   set up .venv and run the linters and the whole test suite
+# make demo   set up .venv and run the main job: build, check and time an op of each kind
+# make test   set up .venv and run the linters and the test suite
+# make nightly   the same with what takes hours: every row of the check in full, for every op
 # make venv   set up .venv alone
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: venv demo test lint clean
+.PHONY: venv demo test nightly lint clean
 
 venv: $(VENV)/ready
 
@@ -29,7 +30,10 @@ lint: venv
 
 test: lint
 	# Threads that wait spinning slow each other down where the tests share the cores.
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST)
+
+nightly: PYTEST = --nightly --timeout 1800
+nightly: test
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

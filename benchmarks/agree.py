@@ -3,7 +3,7 @@
 
     python benchmarks/agree.py --out agree.json
 
-Independent of opforge's own timing on purpose; only the op folders beside this file are shared.
+Independent of opforge's own timing on purpose; only the op folders in do_bench/ops are shared.
 do_bench empties the L2 before every call and does not hide the host: an implementation whose calls
 take long to launch looks slower here. "once" is a third way, to see where a difference comes from:
 like opforge the host is hidden and the L2 flushed by reading, like do_bench each call stands alone
@@ -28,7 +28,7 @@ from opforge.bench.machine import provenance
 from opforge.discover import find
 from opforge.op import Op
 
-OPS = Path(__file__).parent / "ops"
+OPS = Path(__file__).parent / "do_bench" / "ops"
 SHAPES = [(16384, 4096), (8192, 8192), (16384, 5120)]
 COPIES = [64, 128, 256, 512]  # MiB in each of the two tensors
 DTYPE = torch.bfloat16

@@ -334,7 +334,7 @@ def test_a_record_may_not_call_a_peer_by_the_name_of_the_op_itself():
 # --- what it refuses, before anything is timed ----------------------------------------------------
 
 REFUSED = {
-    "an unknown op": (["nonsense"], "'nonsense' is neither a built-in op (reduce_sum"),
+    "an unknown op": (["nonsense"], "'nonsense' is neither a built-in op (bias_"),
     "a bad shape": (["relu", "--shapes", "8by8"], "'8by8' is no shape; write it as 8192x8192"),
     "no such shape": (["relu", "--shapes", "0x8"], "nothing to time at 0x8: it has no element"),
     "a shape the op lacks": (

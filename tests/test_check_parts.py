@@ -8,7 +8,7 @@ import torch
 
 from opforge import discover
 from opforge.check import compare, explain, inputs, results, show
-from opforge.check.cases import as_leaves, check_backward, check_forward
+from opforge.check.cases import ShortSums, as_leaves, check_backward, check_forward
 from opforge.check.place import Place
 from opforge.check.situation import own
 from opforge.op import Make
@@ -44,6 +44,21 @@ def test_either_side_of_a_kink_is_right_and_nothing_further():
     check_forward(Step([0.0, 1.0, 1.0]), (x, b))
     with pytest.raises(compare.Mismatch, match=r"at \(2,\): got 0, truth 1"):
         check_forward(Step([0.0, 1.0, 0.0]), (x, b))
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((2, 20011), -1), ((20011, 3), 0), ((2, 5, 3), 1)])
+def test_the_truth_about_running_sums_is_nearer_than_a_kernel_must_be(shape, dim):
+    """Of equal terms, whose exact sums are products."""
+    x = torch.full(shape, 0.1, dtype=torch.float64, requires_grad=True)
+    n = shape[dim]
+    counts = torch.arange(1, n + 1).reshape([-1 if s == n else 1 for s in shape])
+    exact = torch.tensor(0.1, dtype=torch.float64) * counts
+    with ShortSums():
+        y = torch.cumsum(x, dim)
+    (grad,) = torch.autograd.grad(y, x, x.detach())
+    allowed = n**0.5 * torch.finfo(torch.float64).eps * float(exact.max())
+    assert float((y.detach() - exact).abs().max()) < allowed
+    assert float((grad - exact.flip(dim)).abs().max()) < allowed
 
 
 def test_overflow_may_follow_pytorch_or_the_truth():

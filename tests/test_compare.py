@@ -97,3 +97,13 @@ def test_shape_and_dtype_are_compared():
         compare.check(x, x, torch.ones(4), k=2)
     with pytest.raises(compare.Mismatch, match=r"dtype torch.float32, not torch.float64"):
         compare.check(x, x.double(), x, k=2)
+
+
+def test_infinite_terms_in_any_order_come_to_anything_that_is_not_finite():
+    got, torchs = torch.tensor([float("inf"), 1.0]), torch.tensor([float("nan"), 1.0])
+    with pytest.raises(compare.Mismatch, match="NaN or Inf differ from PyTorch's"):
+        compare.check(got, torchs, torchs.double(), k=1)
+    compare.check(got, torchs, torchs.double(), k=1, any_order=True)
+    for left, right in ((got, got.nan_to_num(posinf=2.0)), (got.nan_to_num(posinf=2.0), got)):
+        with pytest.raises(compare.Mismatch, match="NaN or Inf"):
+            compare.check(left, right, right.double(), k=1, any_order=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -50,9 +51,11 @@ def test_the_readme_quotes_the_summary_of_the_benchmarks() -> None:
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     summary = re.search(r"## Summary.*?(\| op .*?)\n\n", page, re.DOTALL)
     assert summary
-    assert summary[1] in (ROOT / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    quoted = [line for line in readme.splitlines() if re.match(r"\| \w+, (for|back)ward", line)]
+    assert set(quoted) <= set(summary[1].splitlines())
     for name in discover.builtin_names():
-        assert f"\n| {name}, forward" in summary[1]
+        assert any(line.startswith(f"| {name}, forward") for line in quoted), name
 
 
 def test_every_op_has_a_page() -> None:
@@ -63,6 +66,16 @@ def test_every_op_has_a_page() -> None:
         assert "Measured on" in text
         assert "Not measured yet" not in text
         assert "\n## Known losses\n" in text
+
+
+def test_the_example_on_the_page_of_an_op_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    from pages.uses import USES
+
+    assert set(USES) == set(discover.builtin_names())
+    for name, use in USES.items():
+        assert f"opforge.{name}(" in use.example
+        exec(textwrap.dedent(use.example), {"torch": torch, "opforge": opforge})
 
 
 def test_every_known_loss_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,8 @@ def test_the_three_call_paths_agree(name, device):
         first, second = cast(case, torch.float32), cast(case, torch.float32)
         with torch.no_grad():
             plain = as_tuple(op(*case))
-        eager, through_dispatcher = as_tuple(op(*first)), as_tuple(registered(*second))
+        eager = as_tuple(op(*first))
+        through_dispatcher = as_tuple(registered(*second))[: len(op.outputs)]
         for a, b, c in zip(plain, eager, through_dispatcher, strict=True):
             assert torch.equal(a, b)
             assert torch.equal(a, c)

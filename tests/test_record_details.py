@@ -145,6 +145,23 @@ def test_a_gradient_can_be_another_that_is_returned(tmp_path: Path) -> None:
             'shared={"v": "grad_z"}',
             "detailed_backward shares the gradient of 'v' as 'grad_z'; that must be",
         ),
+        (
+            'shared={"w": "grad_z"}',
+            'shared={"w": "grad_size"}',
+            "detailed_backward asks for 'grad_size', but size is a statistic",
+        ),
+        (
+            "Tensor scale, Tensor size)",
+            "Tensor scale, Tensor grad_size)",
+            "detailed_backward asks for 'grad_size', but size is a statistic: no caller sees it, "
+            "so that it has no gradient; what can be asked for is 'size' itself",
+        ),
+        (
+            'unsaved=lambda x, scale, w, lean: ["x"] if lean else []',
+            'unsaved="x"',
+            "unsaved of detailed_backward must be a function of the arguments of detailed that "
+            "returns names among them, got 'x'",
+        ),
     ],
 )
 def test_details_that_do_not_fit_are_refused(
@@ -153,6 +170,14 @@ def test_details_that_do_not_fit_are_refused(
     assert before in DETAILED
     with pytest.raises(RecordError, match=re.escape(said)):
         load_record(tmp_path, DETAILED.replace(before, after))
+
+
+@pytest.mark.parametrize("names", ["x", ["size"], ["x", "grad_y"]])
+def test_unsaved_names_that_are_no_inputs_are_refused(tmp_path: Path, names: Any) -> None:
+    detailed = load_record(tmp_path, DETAILED.replace('["x"] if lean else []', repr(names)))
+    said = f"unsaved of detailed_backward returned {names!r}; it must return a list of inputs"
+    with pytest.raises(RecordError, match=re.escape(said)):
+        detailed(torch.ones(3, requires_grad=True), FIVE, torch.ones(3), True)
 
 
 def test_statistics_need_a_backward_that_is_an_op(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from .data import ROOT, Data, timed
 from .text import GENERATED, enumerated, prose, table
 
 OTHER = ROOT / "benchmarks" / "do_bench" / "h200.json"
+SAME = ROOT / "benchmarks" / "do_bench" / "bench"  # the same calls, by opforge bench
 AGAIN = ROOT / "benchmarks" / "again" / "h200.json"
 WITHIN, FAR = 0.05, 0.1
 
@@ -21,7 +22,7 @@ WITHIN, FAR = 0.05, 0.1
 def page(data: Data) -> str:
     """Every call that both have timed, and how many agree."""
     other = json.loads(OTHER.read_text(encoding="utf-8"))
-    ours = {_key(r): r for r in timed(data.results)}
+    ours = {_key(r): r for r in timed(read(SAME))}
     lines, agree, once_agree, far, host_bound = [], 0, 0, 0, 0
     for row in other["rows"]:
         key = row["op"], row["pass"], row["dtype"], tuple(row["shape"]), row["implementation"]
@@ -68,17 +69,15 @@ def page(data: Data) -> str:
         + table(heads, lines, first=3)
         + "\n## The ceiling\n\n"
         + prose("A copy of so many bytes: what `opforge bench` takes as the ceiling, beside them.")
-        + table(
-            ("MB moved", "µs", "GB/s", "do_bench", "", "once", ""), _copies(data, other["rows"]), 0
-        )
+        + table(("MB moved", "µs", "GB/s", "do_bench", "", "once", ""), _copies(other["rows"]), 0)
         + "\n## The same again\n\n"
         + _again(data)
     )
 
 
-def _copies(data: Data, rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+def _copies(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     measured: dict[int, list[float]] = {}
-    for row in timed(data.results):
+    for row in timed(read(SAME)):
         if "copy" in row.ceilings:
             measured.setdefault(row.bytes, []).append(row.ceilings["copy"])
     for row in (r for r in rows if r["op"] == "copy"):

@@ -61,9 +61,15 @@ def about_summary(data: Data, results: Results) -> str:
     ).strip()
 
 
-def summary(data: Data, results: Results) -> str:
-    """Lowest and highest share of the ceiling, a line for each op, pass and variant."""
+def summary(data: Data, results: Results, brief: bool = False) -> str:
+    """Lowest and highest share of the ceiling, a line for each op, pass and variant.
+
+    In ``brief``, of the first variant alone, which is the plain one.
+    """
     rows = [r for r in timed(results) if data.is_large(r) and share(r) is not None]
+    if brief:
+        plain = {r.op: r.variant for r in reversed(rows)}
+        rows = [r for r in rows if r.variant == plain[r.op]]
     names = implementations(rows)
     lines = []
     for name, same in grouped(rows, title).items():
@@ -79,7 +85,12 @@ def readme_part(data: Data) -> str:
     """What the README quotes: the summary, where it comes from, losses, the cost of a call."""
     ours = data.of(data.ops)
     top = prose(about_summary(data, ours), f"{provenance(ours)}.")
-    return f"{top}{summary(data, ours)}\n{prose(measured.loss_count(data), _host(ours))}"
+    end = prose(
+        "Variants and every shape: [docs/benchmarks.md](docs/benchmarks.md).",
+        measured.loss_count(data),
+        _host(ours),
+    )
+    return f"{top}{summary(data, ours, brief=True)}\n{end}"
 
 
 def _host(results: Results) -> str:

@@ -103,7 +103,7 @@ def left_out(rows: list[Row]) -> str:
         if len(mine) < len(every):
             some.setdefault(tuple(d for d in every if d in mine), []).append(name)
     return " ".join(
-        f"Only in {enumerated(dtypes)} was {enumerated(who)} timed." for dtypes, who in some.items()
+        f"{enumerated(who)}: in {enumerated(dtypes)} alone." for dtypes, who in some.items()
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from opforge.op import Backward, Op
 from . import measured
 from .data import Data
 from .text import GENERATED, code, enumerated, listed, prose, words_only
+from .uses import USES
 
 _LAYOUTS = ("offset", "strides", "expanded", "negative-view")
 _GRADIENT_LAYOUTS = ("narrow-gradient", "expanded-gradient")
@@ -47,9 +49,11 @@ def page(data: Data, op: Op) -> str:
     function, checks = function_of(op), _checks(data.reports, op.name)
     module = inspect.getmodule(function)
     first = (inspect.getdoc(module) or "").splitlines()[0].removeprefix(f"{op.name}: ")
+    about, described = _documented(function)
     parts = {
+        "Use": _use(op),
         "Math": _math(op),
-        "Arguments": _arguments(op, function),
+        "Arguments": _arguments(op, function, described),
         "Layouts": _layouts(op, checks),
         "Limits": _limits(op, checks),
         "Gradients": _gradients(op, checks),
@@ -60,12 +64,11 @@ def page(data: Data, op: Op) -> str:
         "Speed": measured.speed(data, op),
         "Known losses": measured.known_losses(data, op),
     }
-    doc = " ".join((inspect.getdoc(function) or "").split())
     top = (
         f"# {op.name}\n\n{GENERATED}{prose(first)}"
         + code(f"opforge.{op.name}{_signature(function)}", "python")
         + "\n"
-        + prose(doc.replace("``", "`"))
+        + "".join(map(prose, about))
         + prose(
             f"Its folder: [src/opforge/ops/{op.name}](../../src/opforge/ops/{op.name}). Checks:",
             "[scores.md](../scores.md), explained in [check.md](../check.md).",
@@ -77,6 +80,25 @@ def page(data: Data, op: Op) -> str:
 
 def _signature(function: Callable[..., Any]) -> str:
     return str(inspect.signature(function)).replace("'", "")
+
+
+def _documented(function: Callable[..., Any]) -> tuple[list[str], dict[str, str]]:
+    """The paragraphs of a docstring, and what it says of each argument."""
+    doc = re.sub(r":\w+:`([\w.]+)`", r"`\1`", inspect.getdoc(function) or "").replace("``", "`")
+    text, _, arguments = doc.partition("\nArgs:\n")
+    described = {
+        name: " ".join(words.split())
+        for name, words in re.findall(
+            r"^(\w+): (.*?)(?=^\w+: |\Z)", textwrap.dedent(arguments), re.DOTALL | re.MULTILINE
+        )
+    }
+    return [" ".join(part.split()) for part in text.strip().split("\n\n")], described
+
+
+def _use(op: Op) -> str:
+    use = USES[op.name]
+    example = "import torch, opforge\n\n" + textwrap.dedent(use.example).strip()
+    return prose(use.when) + code(example, "python")
 
 
 # --- what the record says -------------------------------------------------------------------------
@@ -98,24 +120,34 @@ def _source(function: Any) -> str:
         return f"torch.{function.__name__}"
 
 
-def _arguments(op: Op, function: Callable[..., Any]) -> str:
-    parameters = inspect.signature(function).parameters
+def _arguments(op: Op, function: Callable[..., Any], described: dict[str, str]) -> str:
+    types = {a.name: f"`{a.type}`" for a in op.forward.args}
     lines = []
-    for argument in op.forward.args:
-        known = parameters[argument.name]
-        default = "" if known.default is known.empty else f"`{known.default}`"
+    for name, known in inspect.signature(function).parameters.items():
+        default = "" if known.default is known.empty else f"`{known.default!r}`"
         kind = str(known.annotation).replace("|", "\\|")
-        lines.append([f"`{argument.name}`", f"`{kind}`", f"`{argument.type}`", default])
-    dtypes = enumerated([str(d).removeprefix("torch.") for d in op.dtypes])
+        said = [described.get(name, "")] if described else []
+        lines.append([f"`{name}`", f"`{kind}`", types.get(name, ""), default, *said])
+    heads = ["argument", "type", "in the schema", "default", *(["what it is"] if described else [])]
+    own = [
+        f"But `{name}` is {enumerated([_name(d) for d in dtypes])}."
+        for name, dtypes in op.own_dtypes.items()
+    ]
     return (
-        words_only(["argument", "type", "in the schema", "default"], lines)
+        words_only(heads, lines)
         + "\n"
         + prose(
-            f"Tensors are {dtypes}, all of one dtype and on one device. The schemas, under",
-            f"`torch.ops.{op.namespace}`:",
+            f"Tensors are {enumerated([_name(d) for d in op.dtypes])}, all of one dtype and on one "
+            "device.",
+            *own,
+            f"The schemas, under `torch.ops.{op.namespace}`:",
         )
         + code("\n".join(k.text for k in op.kernels))
     )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _layouts(op: Op, checks: dict[str, dict[str, Result]]) -> str:
@@ -131,9 +163,10 @@ def _layouts(op: Op, checks: dict[str, dict[str, Result]]) -> str:
 def _limits(op: Op, checks: dict[str, dict[str, Result]]) -> str:
     text = ""
     if op.validate is not None:
-        doc = (inspect.getdoc(op.validate) or "").splitlines()[0]
+        validate = getattr(op.validate, "func", op.validate)  # of a partial
+        doc = (inspect.getdoc(validate) or "").splitlines()[0]
         text = f"Wanted: {doc[0].lower()}{doc[1:]} Else it raises:\n\n"
-        text += listed(f"{kind}: {message}" for kind, message in _refusals(op.validate)) + "\n"
+        text += listed(f"{kind}: {message}" for kind, message in _refusals(validate)) + "\n"
     huge = _all_passed(checks, ("huge", "far-apart"))
     return (
         text
@@ -149,9 +182,12 @@ def _refusals(validate: Callable[..., None]) -> list[tuple[str, str]]:
     """The kind and the message of every error that a function raises; … stands for values."""
     found = []
     tree = ast.parse(textwrap.dedent(inspect.getsource(validate)))
-    raised = [node for node in ast.walk(tree) if isinstance(node, ast.Raise)]
-    for node in sorted(raised, key=lambda node: node.lineno):
-        if isinstance(node.exc, ast.Call):
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Raise | ast.Call)]
+    for node in sorted(nodes, key=lambda node: node.lineno):
+        if isinstance(node, ast.Call):
+            called = _called(node, validate)
+            found += _refusals(called) if called else []
+        elif isinstance(node.exc, ast.Call):
             message = node.exc.args[0]
             parts = message.values if isinstance(message, ast.JoinedStr) else [message]
             text = "".join(
@@ -161,14 +197,25 @@ def _refusals(validate: Callable[..., None]) -> list[tuple[str, str]]:
     return found
 
 
+def _called(node: ast.Call, caller: Callable[..., None]) -> Callable[..., None] | None:
+    """A function of opforge's own that a function calls, also through a module it has imported."""
+    value: Any = inspect.getmodule(caller)
+    for name in ast.unparse(node.func).split("."):
+        value = getattr(value, name, None)
+    own = inspect.isfunction(value) and (value.__module__ or "").startswith("opforge")
+    return value if own else None
+
+
 def _gradients(op: Op, checks: dict[str, dict[str, Result]]) -> str:
     saved, kept = _saved(op)
     text = enumerated([f"`{s}`" for s in saved]) or "no tensor"
-    if saved and set(saved) <= {r.name for r in op.forward.returns}:
+    if saved and set(saved) <= {r.name for r in op.outputs}:
         text += " (an output, which the next layer keeps alive anyway)"
     if kept:
         text += (" and " if saved else ", only ") + enumerated([f"`{k}`" for k in kept])
-    return prose(f"Saved for the backward: {text}.") + _rows(checks, _GRADIENTS)
+    shared = op.backward.shared if isinstance(op.backward, Backward) else {}
+    same = [f"The gradient of `{a}` is `{b}`, without a copy." for a, b in shared.items()]
+    return prose(f"Saved for the backward: {text}.", *same) + _rows(checks, _GRADIENTS)
 
 
 def _saved(op: Op) -> tuple[list[str], list[str]]:

@@ -37,6 +37,31 @@ _REGISTERS = (
     "more in float64 than in float32. Whether that is why is not known: in float32 it rarely loses."
 )
 _ODD = "Rows of an odd length begin at changing alignments; not looked into yet."
+_ROW = (
+    "A row may have any length, alignment, parameters and options here; Triton's kernel is made "
+    "for this one shape. With a relu or a residual the parameters of a vector are loaded when its "
+    "turn comes, not all at once."
+)
+_ROW_SMALL = (
+    "A few microseconds, of which ours spends more before the first load, on the layout of rows "
+    "and on options. Not measured apart."
+)
+_MASKED_ROW = (
+    "The kernel with a mask spills registers; it is the same whether there is a mask of x's "
+    "layout, any other, or a causal one. Not looked into further."
+)
+_GATED = (
+    "Not looked into yet. One vector of each tensor to a thread: most likely too few bytes are "
+    "under way where three tensors are read and two written."
+)
+_IN_FORWARD = (
+    "The forward makes the gradients, too, piece by piece, so that no logits are kept; eager's "
+    "does not. Both passes together take 1.12 times as long as eager's here."
+)
+_AGAIN = (
+    "Asked for the loss alone, it keeps nothing, and the backward makes the logits again, in "
+    "pieces."
+)
 
 
 @dataclass(frozen=True)
@@ -64,8 +89,32 @@ _COLUMNS = (*_COLUMN_SUMS, "scale_bias_relu backward")
 _BIAS = ("scale_bias_relu forward", "vector_add forward, a row added")
 _PLAIN = ("relu forward", "relu backward", "vector_add forward, equal shapes", *_BIAS)
 
+_NORMS = tuple(
+    f"{op} {which}, {variant}"
+    for op, variants in (("rms_norm", ("plain", "residual")), ("layer_norm", ("plain", "relu")))
+    for which in ("forward", "backward")
+    for variant in variants
+)
+_SOFTMAX = tuple(
+    f"{op} {which}, {variant}"
+    for op in ("softmax", "log_softmax")
+    for which, variant in (("forward", "plain"), ("backward", "plain"), ("backward", "masked"))
+)
+_GATES = tuple(
+    f"{op} {which}, {variant}"
+    for op in ("swiglu", "geglu", "reglu")
+    for which in ("forward", "backward")
+    for variant in ("separate", "packed", "erf")
+)
+
 # The first that fits counts.
 REASONS = (
+    Reason((*_NORMS, *_SOFTMAX), _ROW_SMALL, lambda loss: loss.size < 8e6),
+    Reason((*_NORMS, *_SOFTMAX), _ROW),
+    Reason(("softmax forward, masked", "log_softmax forward, masked"), _MASKED_ROW),
+    Reason(_GATES, _GATED),
+    Reason(("linear_cross_entropy forward, loss and gradients",), _IN_FORWARD),
+    Reason(("linear_cross_entropy backward, loss",), _AGAIN),
     Reason(_COLUMNS, _ONE_ROW, lambda loss: loss.shape[0] == 1),
     Reason(_COLUMNS, _SECOND, lambda loss: loss.size < 2e6),
     Reason(_PLAIN, _LAUNCH, lambda loss: loss.size < 2e6),

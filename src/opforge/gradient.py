@@ -10,7 +10,7 @@ outputs were used, the gradient of another is zeros, or None if the schema says 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -38,8 +38,13 @@ class Gradient:
         self.name = f"{forward.name}_backward"
         inputs = [a.name for a in forward.args]
         outputs = [r.name for r in forward.returns]
-        self._n_inputs = len(inputs)
+        self._inputs = inputs
         self._unsaved = details.unsaved if details else None
+        if self._unsaved is not None and not callable(self._unsaved):
+            raise RecordError(
+                f"unsaved of {self.name} must be a function of the arguments of {forward.name} "
+                f"that returns names among them, got {self._unsaved!r}"
+            )
         self._shared = self._resolve_shared(details, inputs, outputs, targets) if details else ()
         handed_on = details.shared.values() if details else ()
         asked = [o for o in outputs if f"grad_{o}" in (*parameters, *handed_on)]
@@ -57,6 +62,16 @@ class Gradient:
         self._kept: list[tuple[str, int]] = []
         for name in parameters:
             self._sources.append(self._resolve(name, forward, inputs, outputs))
+        overwrites = details.overwrites if details else {}
+        self._overwrites = [
+            (self._place(x, parameters), self._place(permission, parameters))
+            for x, permission in overwrites.items()
+        ]
+
+    def _place(self, name: str, parameters: list[str]) -> int:
+        if name not in parameters:
+            raise RecordError(f"{self.name} overwrites by {name!r}, which it does not ask for")
+        return parameters.index(name)
 
     def _resolve(
         self, name: str, forward: Schema, inputs: list[str], outputs: list[str]
@@ -111,7 +126,7 @@ class Gradient:
             ctx.mark_non_differentiable(*[outputs[i] for i in self._ignored])
             ctx.missing = {i: _like(outputs[i]) for i in self._zeroed}
         if self._saved:
-            skipped = self._unsaved(*inputs) if self._unsaved else ()
+            skipped = self._skipped(inputs)
             ctx.save_for_backward(
                 *[
                     outputs[i] if kind == "output" else None if name in skipped else inputs[i]
@@ -123,9 +138,20 @@ class Gradient:
             for kind, i in self._kept
         ]
 
+    def _skipped(self, inputs: tuple[Any, ...]) -> Sequence[str]:
+        """The inputs not to keep this time."""
+        names = self._unsaved(*inputs) if self._unsaved else ()
+        # In a str every part of it would be a name.
+        if isinstance(names, str) or not set(names).issubset(self._inputs):
+            raise RecordError(
+                f"unsaved of {self.name} returned {names!r}; it must return a list of inputs "
+                f"({', '.join(self._inputs)})"
+            )
+        return names
+
     def backward(self, ctx: Any, grads: tuple[Any, ...], run: Callable[..., Any]) -> Any:
         """Gradients for every forward argument, None where there is none."""
-        aligned: list[Any] = [None] * self._n_inputs
+        aligned: list[Any] = [None] * len(self._inputs)
         wanted = [ctx.needs_input_grad[i] for i in self._targets]
         wanted += [ctx.needs_input_grad[i] for i, _, incoming, _ in self._shared if not incoming]
         results = self._results(ctx, grads, run) if any(wanted) else ()
@@ -136,7 +162,7 @@ class Gradient:
             returned = own is not None and results and results[own].numel() > 0
             if ctx.needs_input_grad[position] and not returned:
                 aligned[position] = (grads if incoming else results)[other]
-        return aligned[0] if self._n_inputs == 1 else tuple(aligned)
+        return aligned[0] if len(self._inputs) == 1 else tuple(aligned)
 
     def _results(
         self, ctx: Any, grads: tuple[Any, ...], run: Callable[..., Any]
@@ -154,6 +180,12 @@ class Gradient:
                 values.append(ctx.kept[i])
             else:
                 values.append(ctx.needs_input_grad[i])
+        for tensor, permission in self._overwrites:
+            # Only the eager path calls below autograd; all others must find the tensor unchanged.
+            values[permission] = values[permission] and run is self.run_below
+            if values[permission]:
+                # Whoever saved it, too, is told by autograd that it is gone.
+                torch.autograd.graph.increment_version(values[tensor])
         results = as_tuple(run(*values))
         if len(results) != len(self._targets):
             raise RecordError(
@@ -174,8 +206,16 @@ def of_op(
     backward: Schema,
     run: Callable[..., Any] | None,
     details: Backward | None = None,
+    statistics: Collection[str] = (),
 ) -> Gradient:
     """A backward that is an op: its returns are named ``grad_<input>``."""
+    asked = [a.name for a in backward.args] + list(details.shared.values() if details else ())
+    for name in statistics:
+        if f"grad_{name}" in asked:
+            raise RecordError(
+                f"{backward.name} asks for 'grad_{name}', but {name} is a statistic: no caller "
+                f"sees it, so that it has no gradient; what can be asked for is {name!r} itself"
+            )
     targets = []
     for result in backward.returns:
         target = result.name.removeprefix("grad_")

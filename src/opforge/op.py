@@ -37,12 +37,18 @@ class Backward:
         shared: gradients that are others', as ``{"residual": "grad_y"}`` for what is only added.
             Where the backward returns none for the first, or an empty tensor, it is the second:
             an output's, as it comes, or another one that is returned. Nothing is written twice.
+        overwrites: ``{"x": "overwrite"}``: where the bool argument ``overwrite`` of both schemas is
+            true, the kernel may write the gradient of ``x`` over ``x`` and return ``x`` itself. It
+            gets false where that cannot be: compiled, transformed, or differentiated again.
+        composed: as the op's.
     """
 
     schema: str
     reference: Callable[..., Any]
     unsaved: Callable[..., Sequence[str]] | None = None
     shared: Mapping[str, str] = field(default_factory=dict)
+    overwrites: Mapping[str, str] = field(default_factory=dict)
+    composed: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,9 @@ class Op:
         backward: a :class:`Backward` (an op with kernels), or a function in plain PyTorch that
             returns one gradient per tensor input. Without it the gradient is the VJP of the
             reference.
+        composed: what runs in place of kernels, on every device, where an op is made of others and
+            has no C++ of its own: a function of its arguments that calls torch and other ops, below
+            autograd, and returns all that the schema does.
         dtypes: what every tensor argument may have.
         own_dtypes: the arguments with dtypes of their own, by name: labels, seeds, positions.
         statistics: what the forward returns for its backward alone, after its outputs and by name:
@@ -113,6 +122,7 @@ class Op:
     schema: str = ""
     reference: Callable[..., Any] | None = None
     backward: Backward | Callable[..., Any] | None = None
+    composed: Callable[..., Any] | None = None
     dtypes: tuple[torch.dtype, ...] = FLOATS
     own_dtypes: Mapping[str, tuple[torch.dtype, ...]] = field(default_factory=dict)
     statistics: Mapping[str, Callable[..., torch.Tensor]] = field(default_factory=dict)
@@ -133,6 +143,8 @@ class Op:
     # Set when the op is loaded from its folder.
     folder: Path | None = field(default=None, init=False)
     _call: Callable[..., Any] | None = field(default=None, init=False, repr=False)
+    # By the name of the schema: what is composed, with the checks and promises of a kernel.
+    _composed: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.schema:

@@ -28,6 +28,8 @@ def opforge_checks() -> Iterator[Callable[..., None]]:
         key = id(record), options
         try:
             if key not in workers:
+                while workers:  # tests of an op come together, and a process takes half a GB
+                    workers.popitem()[1].close()
                 runner.build(record, options)
                 workers[key] = runner.Worker(record, options)
             result = workers[key].run(row, place)

@@ -3,7 +3,8 @@
 
 All of it happens in Python, before any binary exists. The implementation registered here is a
 fallback under every device: on the first call it loads the compiled kernel, which torch then
-prefers for its device, or else runs the reference (never for a CUDA tensor).
+prefers for its device, or else runs the reference (never for a CUDA tensor). An op that is composed
+of others is that composition, and has no fallback.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from torch.library import Library
 from opforge import gradient, vmap
 from opforge.arguments import check_arguments
 from opforge.calls import AUTOCAST_KEYS, autocast_rule, make_call, transformable
-from opforge.op import Op, as_result, as_tuple
+from opforge.errors import RecordError
+from opforge.op import Backward, Op, as_result, as_tuple
 from opforge.schema import Schema, parse
 
 BELOW = "below_autograd"  # the overload that autograd does not see; host.h registers it, too
@@ -43,6 +45,7 @@ def _register(library: Library, op: Op) -> None:
         check_arguments(op, args)
         return as_result(op.returned(*args))
 
+    _compose(op)
     _define(library, op, op.forward, checked, like=op.like, pointwise=op.pointwise)
     grad = _register_backward(library, op)
     run = _register_autograd(library, op, op.forward, grad, op.pointwise)
@@ -58,7 +61,7 @@ def _register_backward(library: Library, op: Op) -> gradient.Gradient:
     if op.backward is None:
         return _register_derived(library, op, op.forward, op.reference)
     schema = parse(op.backward.schema)
-    grad = gradient.of_op(op.forward, schema, None, op.backward)
+    grad = gradient.of_op(op.forward, schema, None, op.backward, op.statistics)
     pointwise = op.pointwise and len(schema.returns) == 1
     like = _like_of_backward(op, schema)
     _define(library, op, schema, op.backward.reference, like, pointwise)
@@ -133,10 +136,34 @@ def _define(
     _register_vmap(library, op, schema, pointwise)
 
 
+def _compose(op: Op) -> None:
+    """Give what the record composes the checks and promises of a kernel."""
+    if op.composed is None:
+        return
+    if not isinstance(op.backward, Backward) or op.backward.composed is None:
+        raise RecordError(
+            f"the record of {op.name} is composed, but its backward is not: give a Backward with "
+            "composed=<a function>, too"
+        )
+    forward, backward = op.composed, op.backward.composed
+
+    def run_forward(*args: Any) -> Any:
+        check_arguments(op, args)
+        return _fresh(forward(*args), args, None)
+
+    def run_backward(*args: Any) -> Any:
+        return _fresh(backward(*args), args, None)
+
+    names = (schema.name for schema in op.kernels)
+    op._composed = dict(zip(names, (run_forward, run_backward), strict=True))
+
+
 def _fallback(
     op: Op, name: str, overload: Any, reference: Callable[..., Any], like_slot: int | None
 ) -> Callable[..., Any]:
     """Serves until the compiled kernel is there, and after that where there is none."""
+    if composed := op._composed.get(name.partition(".")[0]):
+        return composed
 
     def fallback(*args: Any) -> Any:
         from opforge.build import load  # the builder is not needed until a first call

@@ -17,6 +17,7 @@ VARIABLES = {
     "OPFORGE_JIT": "0: never compile at run time",
     "OPFORGE_LOCK_TIMEOUT": "seconds to wait for another process's build (default 900)",
     "OPFORGE_SIM_TIMEOUT": "seconds a simulated block may take before it is stopped (default 60)",
+    "OPFORGE_CHECK_LABELS": "1: losses look at labels on a GPU, too, and wait for it",
     "TORCH_CUDA_ARCH_LIST": "GPU architectures to build for, such as '9.0' or 'Ampere;Hopper'",
     "CUDA_HOME": "the CUDA toolkit to use",
     "CXX": "the host C++ compiler to use",
@@ -34,6 +35,11 @@ def _flag(name: str, default: bool) -> bool:
 def jit_enabled() -> bool:
     """Whether kernels may be compiled at run time."""
     return _flag("OPFORGE_JIT", True)
+
+
+def check_labels() -> bool:
+    """Whether labels on a GPU are looked at, at the cost of waiting for them."""
+    return _flag("OPFORGE_CHECK_LABELS", False)
 
 
 def cuda_enabled() -> bool:

@@ -31,7 +31,7 @@ def functions(
     assert op.reference is not None
     chosen = [n for n in (EAGER, COMPILED, *op.peers) if wanted is None or n in wanted]
     found: dict[str, Function | Exception | None] = {}
-    if device == "cpu" or has_sources(op, "cuda"):
+    if device == "cpu" or has_sources(op, "cuda") or op.composed is not None:
         found[OURS] = op
     for name in chosen:
         if name == EAGER:

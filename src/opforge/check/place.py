@@ -43,12 +43,14 @@ class Place:
         """Why ``op`` cannot be checked here, if so."""
         if self.name == "cuda" and not torch.cuda.is_available():
             return "no CUDA GPU here"
-        if self.name != "cpu" and not has_sources(op, "cuda"):
+        if self.name != "cpu" and not has_sources(op, "cuda") and op.composed is None:
             return "the op has no CUDA source"
         return None
 
     def kernel(self, op: Op) -> str:
         """What runs here, in words."""
+        if op.composed is not None:
+            return f"composed of other ops, {'simulated' if self.name == 'sim' else 'each its own'}"
         if self.name == "sim":
             return "CUDA kernels in the simulator"
         if self.name == "cuda":

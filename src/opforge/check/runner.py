@@ -70,7 +70,7 @@ class Options:
         that need a GPU are among them without one, too, to be told as not run.
         """
         chosen = rows.find(list(self.only))
-        if not self.on and not has_sources(op, "cuda"):
+        if not self.on and not has_sources(op, "cuda") and op.composed is None:
             return [(r.name, "cpu") for r in chosen if rows.applies_at(r, "cpu")]
         todo = [(r.name, p) for p in self.places for r in chosen if rows.applies_at(r, p)]
         if not self.on:
@@ -267,7 +267,8 @@ def build(op: Op, options: Options) -> None:
                 if has_sources(op, target) and load.find_ready(op, target) is None:
                     plans.append(plan(op, target))
             else:
-                plans += [plan(op, sim.TARGETS[mode]) for mode in ("plain", "race")]
+                targets = [sim.TARGETS[mode] for mode in ("plain", "race")]
+                plans += [plan(op, t) for t in targets if has_sources(op, t)]
                 plans.append(plan_simulator())
     compile.build(plans)
 

@@ -1,6 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules around the built-in ops; arguments and state_dict as in torch.nn where it has them."""
+"""Modules around the built-in ops; state_dict, and the arguments that are there, as in torch.nn.
 
-from opforge.nn.elementwise import ReLU, ScaleBiasReLU
+Left out: ``inplace``, which a fused op has no use for; class weights of a loss. ``Softmax`` and
+``LogSoftmax`` take the last dim by default.
+"""
 
-__all__ = ["ReLU", "ScaleBiasReLU"]
+from opforge.nn.dropout import Dropout
+from opforge.nn.elementwise import BiasGELU, ReLU, ScaleBiasReLU
+from opforge.nn.gated import GEGLU, ReGLU, SwiGLU
+from opforge.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss
+from opforge.nn.norm import LayerNorm, RMSNorm
+from opforge.nn.rotary import RotaryEmbedding
+from opforge.nn.softmax import LogSoftmax, Softmax
+
+__all__ = [
+    "GEGLU",
+    "BiasGELU",
+    "CrossEntropyLoss",
+    "Dropout",
+    "LayerNorm",
+    "LinearCrossEntropyLoss",
+    "LogSoftmax",
+    "RMSNorm",
+    "ReGLU",
+    "ReLU",
+    "RotaryEmbedding",
+    "ScaleBiasReLU",
+    "Softmax",
+    "SwiGLU",
+]

@@ -52,3 +52,39 @@ class ScaleBiasReLU(nn.Module):
     def extra_repr(self) -> str:
         """What repr() shows of the arguments."""
         return f"{self.features}, scale={self.scale:g}"
+
+
+class BiasGELU(nn.Module):
+    """``gelu(x + bias)`` with a learned bias over the last dim.
+
+    Args:
+        features: size of the last dim.
+        approximate: ``"none"`` or ``"tanh"``, as in :class:`torch.nn.GELU`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        approximate: str = "none",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if features < 1:
+            raise ValueError(f"features must be at least 1, got {features}")
+        self.features = features
+        self.approximate = approximate
+        self.bias = nn.Parameter(torch.zeros(features, device=device, dtype=dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the op to ``x``, whose last dim has ``features`` elements."""
+        y: Tensor = opforge.bias_gelu(x, self.bias, self.approximate)
+        return y
+
+    def reset_parameters(self) -> None:
+        """Set the bias to zero, as at construction."""
+        nn.init.zeros_(self.bias)
+
+    def extra_repr(self) -> str:
+        """What repr() shows of the arguments."""
+        return f"{self.features}, approximate={self.approximate!r}"

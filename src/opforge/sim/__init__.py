@@ -67,6 +67,9 @@ class Route(TorchDispatchMode):
         if op is None:
             return func(*args, **(kwargs or {}))
         name = func._schema.name.split("::")[1]
+        if composed := op._composed.get(name):
+            with self:  # which is set aside in here: the ops it is made of are to be simulated, too
+                return composed(*args)
         namespace = runtime.ensure(op, self.target)
         kernel = getattr(getattr(getattr(torch.ops, namespace), name), BELOW)
         self.routed += 1
@@ -97,7 +100,7 @@ class Route(TorchDispatchMode):
         for loaded in discover.loaded():
             op = loaded.op
             mine = op.namespace == func.namespace and name in (s.name for s in op.kernels)
-            if mine and has_sources(op, self.target):
+            if mine and (has_sources(op, self.target) or op.composed is not None):
                 return op
         return None
 
@@ -178,7 +181,7 @@ def run(op: str | Path | Op | Callable[..., Any], *args: Any, **options: Any) ->
         options: as for :func:`active`.
     """
     record = discover.record_of(op)
-    if not has_sources(record, TARGETS["plain"]):
+    if not has_sources(record, TARGETS["plain"]) and record.composed is None:
         raise RecordError(f"{record.name} has no CUDA source (*.cu) in {record.folder}")
     function = op if callable(op) else discover.function_of(record)
     with active(**options):

@@ -129,7 +129,8 @@ def is_loaded() -> bool:
 
 def build(ops: list[Op], target: str) -> None:
     """Compile whatever ``ensure`` will need, all at once."""
-    compile.build([plan_simulator(), *(plan(op, target) for op in ops)])
+    plans = [plan(op, target) for op in ops if op.composed is None]
+    compile.build([plan_simulator(), *plans])
 
 
 def ensure(op: Op, target: str) -> str:

@@ -37,19 +37,25 @@ def one_nan(t: Trial) -> None:
 def special_values(t: Trial) -> None:
     """Special values among ordinary ones; everything subnormal; everything near the largest."""
     for dtype in t.dtypes:
-        info = torch.finfo(dtype) if dtype.is_floating_point else None
-        if info is None:
+        if not dtype.is_floating_point:
             raise NotApplicable("it has no floating point input")
+        # Of several terms near the largest the order decides whether their sum overflows, and where
+        # they cancel, what is left of it.
+        ordered = bool(t.op.rowwise)
         for base in t.kinds(dtype):
             for name, tensor in base.floats.items():
                 if not tensor.numel():
                     continue
-                for value in (_INF, -_INF, 0.0, -0.0, info.max):
+                info = torch.finfo(tensor.dtype)  # it may have a dtype of its own
+                for value in (_INF, -_INF, 0.0, -0.0, *(() if ordered else (info.max,))):
                     s = base.change(name, inputs.put, value, seed=t.seed, share=0.2)
                     if s.makes_sense():
                         _same_class(t, t.trying(s))
+                if ordered:  # one such term, forward: a gradient may have it in several
+                    s = base.change(name, inputs.put, info.max, seed=t.seed)
+                    if s.makes_sense():
+                        t.trying(s).forward()
                 t.demand(base.change(name, inputs.scaled, info.tiny / 8))
-                # Elsewhere whether a sum overflows depends on the order of its terms.
                 if t.op.pointwise or dtype == torch.float16:
                     t.trying(base.change(name, inputs.scaled, info.max / 4)).forward()
 

@@ -52,17 +52,35 @@ struct Span {
   int lo, hi;
 };
 
+template <class Visitor>
+constexpr int kRowsAtOnce = 4;
+template <class Visitor>
+  requires requires { Visitor::kRowsAtOnce; }
+constexpr int kRowsAtOnce<Visitor> = Visitor::kRowsAtOnce;
+
 // A visitor has: using Element; kBlocks, the blocks that should fit a multiprocessor at once;
+//   optionally kRowsAtOnce, the rows a thread has in flight, if the registers do not hold four;
 //   struct Cursor, the operands' addresses in one row;
 //   Cursor start(batch, row, col), Cursor skip(Cursor, rows);
 //   template <int N> struct Loaded; Loaded<N> load<N, Whole>(Cursor, Span);
 //   void use<N, Whole>(Cursor, Span, Loaded<N>, accumulator (&sum)[N]).
+// It may have bind<N>(Span), a visitor for a thread's columns, which keeps what belongs to them in
+// registers: a bias.
+template <int N, class Visitor>
+__device__ __forceinline__ decltype(auto) bound_visitor(const Visitor& visitor, const Span& span) {
+  if constexpr (requires { visitor.template bind<N>(span); }) {
+    return visitor.template bind<N>(span);
+  } else {
+    return (visitor);
+  }
+}
+
 template <int N, class Visitor>
 __global__ void __launch_bounds__(kColumnThreads, Visitor::kBlocks)
-    column_sums(const ColumnParams p, const Visitor visitor,
+    column_sums(const ColumnParams p, const Visitor unbound,
                 compute_t<typename Visitor::Element>* partial) {
   using A = compute_t<typename Visitor::Element>;
-  constexpr int kUnroll = 4;
+  constexpr int kUnroll = kRowsAtOnce<Visitor>;
   struct Stack {
     A sum[kColumnThreads * N];
   };
@@ -76,6 +94,8 @@ __global__ void __launch_bounds__(kColumnThreads, Visitor::kBlocks)
   span.col = (int64_t(blockIdx.x) * p.tile + across) * N - p.shift(residue);
   span.lo = span.col < 0 ? int(-span.col) : 0;
   span.hi = p.cols - span.col < N ? int(p.cols - span.col) : N;
+
+  const auto& visitor = bound_visitor<N>(unbound, span);
 
   // Rows of this class, counted by i; this thread takes i, i + step, ...
   const int64_t end = p.rows / p.classes + (residue < int(p.rows & (p.classes - 1)));
@@ -196,9 +216,6 @@ ColumnParams plan_columns(int64_t batches, int64_t rows, int64_t cols,
   p.chunks = int(std::clamp<int64_t>(chunks, 1, 65535 / p.classes));
   return p;
 }
-
-template <int N>
-using Width = std::integral_constant<int, N>;
 
 // Calls run(Width<N>{}) with the 16-byte vector width if all operands share one alignment in every
 // row, otherwise with 1.

@@ -93,6 +93,16 @@ struct Tiles {
   }
 };
 
+// f(v...) or, where f is for the elements of one row, f(i, v...) with the number of the first.
+template <class F, class... V>
+OPFORGE_INLINE auto apply(const F& f, int64_t i, V... v) {
+  if constexpr (requires { f(i, v...); }) {
+    return f(i, v...);
+  } else {
+    return f(v...);
+  }
+}
+
 template <class T, int N, class F, size_t... I>
 OPFORGE_INLINE void elementwise_row(T* out, const T* const (&in)[N], const int64_t (&stride)[N],
                                     int64_t n, const F& f, std::index_sequence<I...>) {
@@ -100,19 +110,24 @@ OPFORGE_INLINE void elementwise_row(T* out, const T* const (&in)[N], const int64
   int64_t i = 0;
   if (((stride[I] == 1) && ...)) {
 #pragma GCC unroll 4
-    for (; i + lanes <= n; i += lanes) store(out + i, f(load(in[I] + i)...));
+    for (; i + lanes <= n; i += lanes) store(out + i, apply(f, i, load(in[I] + i)...));
   } else {
     for (; i + lanes <= n; i += lanes) {
-      store(out + i, f(load(in[I] + i * stride[I], stride[I])...));
+      store(out + i, apply(f, i, load(in[I] + i * stride[I], stride[I])...));
     }
   }
   if (i < n) {
-    store_some(out + i, 1, n - i, f(load_some(in[I] + i * stride[I], stride[I], n - i)...));
+    store_some(out + i, 1, n - i,
+               apply(f, i, load_some(in[I] + i * stride[I], stride[I], n - i)...));
   }
 }
 
 // out = f(in...), vector by vector. Operand 0 of the layout is the output: new and dense, so that
-// dimension 0 has stride 1 there.
+// dimension 0 has stride 1 there. An f that has to know which elements it gets has row(first, n),
+// called for up to kRowElements neighbours in memory; what that returns is called with the number
+// within them, 0 to n - 1, before the values.
+constexpr int64_t kRowElements = 4096;
+
 template <class T, int N, class F>
 void elementwise(const Layout<N + 1>& layout, T* out, const T* const (&in)[N], const F& f) {
   const int64_t count = layout.count();
@@ -120,7 +135,7 @@ void elementwise(const Layout<N + 1>& layout, T* out, const T* const (&in)[N], c
   prefer_huge_pages(out, count * int64_t(sizeof(T)));
   bool strided = false;
   for (int k = 1; k <= N && layout.rank > 1; ++k) strided |= layout.stride[k][0] > 1;
-  Tiles<N + 1> tiles(layout, strided ? 32 : 4096);
+  Tiles<N + 1> tiles(layout, strided ? 32 : kRowElements);
   if (strided) {
     // An input is transposed. Going down its short stride next, over short rows, uses all of each
     // of its cache lines while they are there; going along whole rows would fetch them many times.
@@ -143,8 +158,13 @@ void elementwise(const Layout<N + 1>& layout, T* out, const T* const (&in)[N], c
     for (; begin < end; ++begin, at.next()) {
       const T* from[N];
       for (int k = 0; k < N; ++k) from[k] = in[k] + at.offset[k + 1];
-      elementwise_row(out + at.offset[0], from, stride, tiles.length(at), f,
-                      std::make_index_sequence<N>{});
+      const int64_t n = tiles.length(at);
+      T* const to = out + at.offset[0];
+      if constexpr (requires { f.row(at.offset[0], n); }) {
+        elementwise_row(to, from, stride, n, f.row(at.offset[0], n), std::make_index_sequence<N>{});
+      } else {
+        elementwise_row(to, from, stride, n, f, std::make_index_sequence<N>{});
+      }
     }
   });
 }

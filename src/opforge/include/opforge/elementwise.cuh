@@ -41,10 +41,30 @@ constexpr int blocks_per_multiprocessor(Last last) { return last == Last::rows ?
 
 namespace detail {
 
+template <class F>
+struct Anywhere {
+  const F& f;
+
+  template <class... A>
+  __device__ __forceinline__ auto operator()(int, A... x) const {
+    return f(x...);
+  }
+};
+
+// What is applied to the N elements from `first` on: f, or what f has for them.
+template <int N, class F>
+__device__ __forceinline__ auto at(const F& f, int64_t first) {
+  if constexpr (requires { f.template at<N>(first); }) {
+    return f.template at<N>(first);
+  } else {
+    return Anywhere<F>{f};
+  }
+}
+
 template <class T, int Inputs, class F, size_t... K>
-__device__ __forceinline__ T apply(const F& f, const compute_t<T> (&x)[Inputs],
+__device__ __forceinline__ T apply(const F& f, int e, const compute_t<T> (&x)[Inputs],
                                    std::index_sequence<K...>) {
-  return narrow<T>(f(x[K]...));
+  return narrow<T>(f(e, x[K]...));
 }
 
 // N elements from `address` on, as one vector where that is possible.
@@ -57,7 +77,7 @@ __device__ __forceinline__ bool gather_vector(const T* address, compute_t<T> (&r
   return true;
 }
 
-// Elements [first, first + N) of a row that repeats. Reading past the last output is harmless.
+// Elements [first, first + N) of a row that repeats.
 template <int N, class T, class Index>
 __device__ __forceinline__ void gather_repeated(const T* row, const Divider<Index>& length,
                                                 Index first, compute_t<T> (&result)[N]) {
@@ -70,22 +90,22 @@ __device__ __forceinline__ void gather_repeated(const T* row, const Divider<Inde
   }
 }
 
-// Elements [first, first + n) of rows at least N long: there is one step to a next row at most.
+// Elements [first, first + N) of rows at least N long: there is one step to a next row at most.
 template <int N, class T, int Inputs, class Index>
 __device__ __forceinline__ void gather_rows(const ElementwiseParams<T, Inputs, Index>& p,
-                                            Index first, int n, compute_t<T> (&result)[N]) {
+                                            Index first, compute_t<T> (&result)[N]) {
   constexpr int k = Inputs - 1;
   Index inner, start;
   const T* address = p.in[k] + p.walk.offset(k + 1, first, inner);
   const Index length = p.walk.size[0].divisor;
   const int left = length - inner < N ? int(length - inner) : N;  // of this row
   const bool neighbours = p.walk.stride[k + 1][0] == 1;           // or one value per row
-  if (neighbours && left >= N && n == N && gather_vector(address, result)) return;
-  const T* next = left < n ? p.in[k] + p.walk.offset(k + 1, first + left, start) : address;
+  if (neighbours && left >= N && gather_vector(address, result)) return;
+  const T* next = left < N ? p.in[k] + p.walk.offset(k + 1, first + left, start) : address;
   if (neighbours) {
 #pragma unroll
     for (int e = 0; e < N; ++e) {
-      if (e < n) result[e] = widen((e < left ? address : next - left)[e]);
+      result[e] = widen((e < left ? address : next - left)[e]);
     }
   } else {
     const compute_t<T> here = widen(*address), there = widen(*next);
@@ -94,32 +114,22 @@ __device__ __forceinline__ void gather_rows(const ElementwiseParams<T, Inputs, I
   }
 }
 
-}  // namespace detail
-
-template <Last last, class T, int Inputs, class Index, class F>
-__global__ void __launch_bounds__(kMaxBlock, blocks_per_multiprocessor(last))
-    elementwise_vectors(const ElementwiseParams<T, Inputs, Index> p, const F f) {
-  constexpr int N = kVec<T>, kDense = last == Last::dense ? Inputs : Inputs - 1;
+// Elements [first, first + N) of the output.
+template <Last last, int N, class T, int Inputs, class Index, class F>
+__device__ __forceinline__ void make_elements(const ElementwiseParams<T, Inputs, Index>& p,
+                                              const F& f, Index first) {
+  constexpr int kDense = last == Last::dense ? Inputs : Inputs - 1;
   using A = compute_t<T>;
-  const Index first = (Index(blockIdx.x) * blockDim.x + threadIdx.x) * N;
-  if (first >= p.count) return;
-  const int n = p.count - first < N ? int(p.count - first) : N;
   Vec<T, N> in[Inputs];
-  if (n == N) {
 #pragma unroll
-    for (int k = 0; k < kDense; ++k) in[k] = load<N>(p.in[k] + first);
-  } else {
-    for (int e = 0; e < n; ++e) {
-#pragma unroll
-      for (int k = 0; k < kDense; ++k) in[k].value[e] = p.in[k][first + e];
-    }
-  }
+  for (int k = 0; k < kDense; ++k) in[k] = load<N>(p.in[k] + first);
   A other[N];
   if constexpr (last == Last::repeats) {
-    detail::gather_repeated<N>(p.in[Inputs - 1], p.walk.size[0], first, other);
+    gather_repeated<N>(p.in[Inputs - 1], p.walk.size[0], first, other);
   } else if constexpr (last == Last::rows) {
-    detail::gather_rows<N>(p, first, n, other);
+    gather_rows<N>(p, first, other);
   }
+  const auto here = at<N>(f, int64_t(first));
   Vec<T, N> out;
 #pragma unroll
   for (int e = 0; e < N; ++e) {
@@ -127,38 +137,56 @@ __global__ void __launch_bounds__(kMaxBlock, blocks_per_multiprocessor(last))
 #pragma unroll
     for (int k = 0; k < kDense; ++k) x[k] = widen(in[k].value[e]);
     if constexpr (last != Last::dense) x[Inputs - 1] = other[e];
-    out.value[e] = detail::apply<T>(f, x, std::make_index_sequence<Inputs>{});
+    out.value[e] = apply<T>(here, e, x, std::make_index_sequence<Inputs>{});
   }
-  if (n == N) {
-    store<N>(p.out + first, out);
-  } else {
-    for (int e = 0; e < n; ++e) p.out[first + e] = out.value[e];
+  store<N>(p.out + first, out);
+}
+
+}  // namespace detail
+
+template <Last last, class T, int Inputs, class Index, class F>
+__global__ void __launch_bounds__(kMaxBlock, blocks_per_multiprocessor(last))
+    elementwise_vectors(const ElementwiseParams<T, Inputs, Index> p, const F f) {
+  constexpr int N = kVec<T>;
+  const Index first = (Index(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  if (first >= p.count) return;
+  if (p.count - first >= N) {
+    detail::make_elements<last, N>(p, f, first);
+  } else {  // apart from the rest, so that vectors stay whole in registers
+    for (Index i = first; i < p.count; ++i) detail::make_elements<last, 1>(p, f, i);
   }
 }
 
 // For operands that allow no vectors (misaligned, transposed): neighbouring threads take
-// neighbouring elements, each thread several of them so that enough loads are in flight.
+// neighbouring elements, each thread several of them so that enough loads are in flight: as many as
+// the registers hold.
 template <class T, int Inputs, class Index, class F>
 __global__ void __launch_bounds__(kMaxBlock, 1)
     elementwise_elements(const ElementwiseParams<T, Inputs, Index> p, const F f) {
-  constexpr int N = kVec<T>;
-  const Index first = Index(blockIdx.x) * blockDim.x * N + threadIdx.x;
-  compute_t<T> x[N][Inputs];
+  constexpr int N = kVec<T>, kTogether = Inputs > 2 ? N / 2 : N;
+  Index first = Index(blockIdx.x) * blockDim.x * N + threadIdx.x;
+#pragma unroll 1
+  for (int part = 0; part < N; part += kTogether) {
+    compute_t<T> x[kTogether][Inputs];
 #pragma unroll
-  for (int e = 0; e < N; ++e) {
-    const Index i = first + Index(e) * blockDim.x;
-    if (i < p.count) {
+    for (int e = 0; e < kTogether; ++e) {
+      const Index i = first + Index(e) * blockDim.x;
+      if (i < p.count) {
 #pragma unroll
-      for (int k = 0; k < Inputs; ++k) {
-        Index inner;
-        x[e][k] = widen(p.in[k][p.dense[k] ? int64_t(i) : p.walk.offset(k + 1, i, inner)]);
+        for (int k = 0; k < Inputs; ++k) {
+          Index inner;
+          x[e][k] = widen(p.in[k][p.dense[k] ? int64_t(i) : p.walk.offset(k + 1, i, inner)]);
+        }
       }
     }
-  }
 #pragma unroll
-  for (int e = 0; e < N; ++e) {
-    const Index i = first + Index(e) * blockDim.x;
-    if (i < p.count) p.out[i] = detail::apply<T>(f, x[e], std::make_index_sequence<Inputs>{});
+    for (int e = 0; e < kTogether; ++e) {
+      const Index i = first + Index(e) * blockDim.x;
+      if (i >= p.count) return;
+      const auto here = detail::at<1>(f, int64_t(i));
+      p.out[i] = detail::apply<T>(here, 0, x[e], std::make_index_sequence<Inputs>{});
+    }
+    first += Index(kTogether) * blockDim.x;
   }
 }
 
@@ -203,7 +231,9 @@ void elementwise_indexed(const Layout<Inputs + 1>& layout, T* out,
 
 }  // namespace detail
 
-// `layout` has the output as operand 0, dense; `f` takes and returns the compute type.
+// `layout` has the output as operand 0, dense; `f` takes and returns the compute type. An f that
+// has to know which elements it gets has at<N>(first) instead, called once per N neighbours in
+// memory; what that returns is called with 0 to N - 1 before the values.
 template <class T, int Inputs, class F>
 void elementwise(const Layout<Inputs + 1>& layout, T* out, const std::array<const T*, Inputs>& in,
                  const F& f, cudaStream_t stream) {

@@ -57,8 +57,6 @@ inline void note_filled(const Tensor&) {}
       ::opforge::fail(__VA_ARGS__);   \
   } while (0)
 
-enum class DType { f32, f16, bf16, f64 };
-
 inline int32_t dtype_code(const Tensor& x) {
   int32_t code = -1;
   aoti_torch_get_dtype(x.get(), &code);
@@ -179,6 +177,15 @@ inline Tensor contiguous(const Tensor& x) {
       torch_call_dispatcher("aten::contiguous", "", stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS,
       "opforge: out of memory copying ", x.numel(), " elements");
   return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+inline void copy_into(const Tensor& to, const Tensor& from);
+
+// A contiguous copy in memory of its own.
+inline Tensor clone(const Tensor& x) {
+  const Tensor copy = empty(sizes(x), x);
+  copy_into(copy, x);
+  return copy;
 }
 
 inline Tensor permute(const Tensor& x, const std::vector<int64_t>& order) {

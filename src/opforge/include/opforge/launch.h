@@ -122,20 +122,33 @@ inline void launch(void (*kernel)(Params...), const Config& config, Args&&... ar
   cuda_check(code, what.str().c_str());
 }
 
-// How the work is split may follow the shape, the alignment and this number, never an occupancy
-// query: the same tensor gives the same order of additions, hence the same bits.
-inline int multiprocessors() {
-  static std::atomic<int> known[64];  // per device; asking CUDA takes half a microsecond
+namespace detail {
+
+inline int device_attribute(cudaDeviceAttr attribute, std::atomic<int> (&known)[64]) {
   int device = 0;
   cuda_check(cudaGetDevice(&device), "cudaGetDevice");
 #if !defined(OPFORGE_SIM)  // which may pretend to be another device with every call
   if (device < 64 && known[device] != 0) return known[device];
 #endif
   int count = 0;
-  cuda_check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-             "cudaDeviceGetAttribute");
+  cuda_check(cudaDeviceGetAttribute(&count, attribute, device), "cudaDeviceGetAttribute");
   if (device < 64) known[device] = count;
   return count;
+}
+
+}  // namespace detail
+
+// How the work is split may follow the shape, the alignment and these two numbers, never an
+// occupancy query: the same tensor gives the same order of additions, hence the same bits.
+inline int multiprocessors() {
+  static std::atomic<int> known[64];  // per device; asking CUDA takes half a microsecond
+  return detail::device_attribute(cudaDevAttrMultiProcessorCount, known);
+}
+
+// Bytes that a block may have, static and dynamic together.
+inline int most_shared() {
+  static std::atomic<int> known[64];
+  return detail::device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, known);
 }
 
 // Set by opforge.launch_config() in Python; 0 leaves the default. Process-wide, for experiments:

@@ -4,9 +4,16 @@
 
 #include <opforge/shared.h>
 
+#include <cstdint>
+#include <cstring>
+
 namespace opforge {
 
 constexpr int kWarp = 32;
+
+// Rounded, whatever is done with it: fused with the difference, a * b - a * b would not be 0.
+__device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
 
 // The sum over a group of `width` neighbouring lanes (a power of two up to 32), in every lane.
 template <class A>
@@ -17,8 +24,36 @@ __device__ __forceinline__ A warp_sum(A value, int width = kWarp) {
   return value;
 }
 
+// The same for a struct of numbers with an operator +=, under which a += b and b += a end in the
+// same bits, so that all lanes agree.
+template <class Total>
+__device__ __forceinline__ void add_lane(Total& total, int step) {
+  static_assert(sizeof(Total) % 4 == 0);
+  uint32_t words[sizeof(Total) / 4];
+  memcpy(words, &total, sizeof total);
+#pragma unroll
+  for (uint32_t& word : words) word = __shfl_xor_sync(0xffffffffu, word, step);
+  Total other;
+  memcpy(&other, words, sizeof other);
+  total += other;
+}
+
+template <class Total>
+__device__ __forceinline__ Total warp_total(Total total) {
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2) add_lane(total, step);
+  return total;
+}
+
+template <class Total>
+__device__ __forceinline__ Total warp_total(Total total, int width) {
+#pragma unroll 1
+  for (int step = width / 2; step > 0; step /= 2) add_lane(total, step);
+  return total;
+}
+
 // The sum over each group of `width` threads (a power of two; all of the block's threads call).
-// Valid in the group's first thread.
+// Valid in all of them.
 template <class A>
 __device__ __forceinline__ A group_sum(A value, int width) {
   if (width <= kWarp) return warp_sum(value, width);

@@ -108,6 +108,8 @@ OPFORGE_HOST_DEVICE T narrow(double x) {
   return T(x);
 }
 
+enum class DType { f32, f16, bf16, f64 };
+
 // Sums and products are made in float for everything up to float, in double for double.
 template <class T>
 struct Compute {

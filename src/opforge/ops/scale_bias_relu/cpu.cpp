@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/cpu_sum.h>
+#include <opforge/cpu_columns.h>
 #include <opforge/host.h>
 
 namespace opforge {
@@ -55,27 +55,14 @@ std::tuple<Tensor, Tensor> scale_bias_relu_backward_cpu(const Tensor& grad_y, co
     const T *const grad_data = grad.data<T>(), *const y_data = result.data<T>();
     T* const out = mutable_data<T>(grad_x);
     prefer_huge_pages(out, rows * cols * int64_t(sizeof(T)));
-    // A task is a block of rows for some columns, whose sums stay in the L1 cache. The blocks
-    // depend on the shape alone, and so do the bits of grad_bias.
-    constexpr int64_t block = 64;
-    const int64_t blocks = ceil_div(rows, block), tiles = ceil_div(cols, kBlockColumns);
-    const auto sums = std::make_unique<sum_t<T>[]>(size_t(blocks * cols));
     const vec<T> factor = compute_t<T>(scale) - vec<T>{};
-    const int64_t per_task = std::min(block, rows) * std::min(kBlockColumns, cols);
-    parallel_for(
-        blocks * tiles, std::max<int64_t>(1, kGrain / per_task), [&](int64_t i, int64_t end) {
-          for (; i < end; ++i) {
-            const int64_t first = i / tiles * block, last = std::min(first + block, rows);
-            const int64_t col = i % tiles * kBlockColumns, n = std::min(kBlockColumns, cols - col);
-            for (int64_t row = first; row < last; ++row) {
-              backward_row(
-                  grad_data + row * grad.row_stride + col * grad.col_stride, grad.col_stride,
-                  y_data + row * result.row_stride + col * result.col_stride, result.col_stride,
-                  factor, n, out + row * cols + col, sums.get() + i / tiles * cols + col);
-            }
-          }
-        });
-    sum_rows<sum_t<T>>(sums.get(), blocks, cols, mutable_data<T>(grad_bias));
+    sum_columns(rows, cols, mutable_data<T>(grad_bias),
+                [&](int64_t row, int64_t col, int64_t n, sum_t<T>* sums) {
+                  backward_row(grad_data + row * grad.row_stride + col * grad.col_stride,
+                               grad.col_stride,
+                               y_data + row * result.row_stride + col * result.col_stride,
+                               result.col_stride, factor, n, out + row * cols + col, sums);
+                });
   });
   return {grad_x, grad_bias};
 }

@@ -32,8 +32,10 @@ const char* cudaGetErrorString(cudaError_t code) {
   return code == cudaSuccess ? "no error" : "invalid argument";
 }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
-  *value = int(opforge::sim::settings.multiprocessors);
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  const opforge::sim::Settings& settings = opforge::sim::settings;
+  const bool shared = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin;
+  *value = int(shared ? settings.most_shared_per_block : settings.multiprocessors);
   return cudaSuccess;
 }
 

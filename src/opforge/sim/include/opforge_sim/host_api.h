@@ -23,7 +23,7 @@ using cudaStream_t = struct CUstream_st*;
 OPFORGE_SIM_API cudaError_t cudaDeviceSynchronize();
 OPFORGE_SIM_API cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount };
+enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;

@@ -76,5 +76,6 @@ OPFORGE_SIM_INLINE float __fmaf_rn(float a, float b, float c) { return std::fmaf
 OPFORGE_SIM_INLINE float __fadd_rn(float a, float b) { return a + b; }
 OPFORGE_SIM_INLINE float __fsub_rn(float a, float b) { return a - b; }
 OPFORGE_SIM_INLINE float __fmul_rn(float a, float b) { return a * b; }
+OPFORGE_SIM_INLINE double __dmul_rn(double a, double b) { return a * b; }
 OPFORGE_SIM_INLINE float __fdiv_rn(float a, float b) { return a / b; }
 OPFORGE_SIM_INLINE float __fsqrt_rn(float a) { return std::sqrt(a); }

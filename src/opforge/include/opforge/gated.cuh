@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// y = act(gate) * up and its gradients, any strides. Includes no torch header.
+//
+// Forward reads two tensors and writes one, backward reads three and writes two: the floor of both
+// is a copy of those bytes. One thread makes one 16-byte vector of each output, as in
+// elementwise.cuh; operands of which one lies askew (the halves of a packed row of odd length) go
+// element by element.
+//
+// An activation has
+//   A value(A x), and
+//   A gradient(A x, A passed, A& value): the gradient of x where `passed` is that of act(x), which
+//   it gives as well.
+#pragma once
+
+#include <opforge/index.h>
+#include <opforge/launch.h>
+#include <opforge/vec.h>
+
+#include <array>
+
+namespace opforge {
+
+template <class T, int Outputs, int Inputs, class Index>
+struct GatedParams {
+  T* out[Outputs];
+  const T* in[Inputs];
+  Index count;
+  Walk<Index, Outputs + Inputs> walk;  // outputs first
+
+  // The offsets of all operands at flat index i: one division per dimension.
+  __device__ __forceinline__ void locate(Index i, int64_t (&offset)[Outputs + Inputs]) const {
+#pragma unroll
+    for (int k = 0; k < Outputs + Inputs; ++k) offset[k] = 0;
+    for (int d = 0; d < walk.rank; ++d) {
+      const Index rest = d + 1 < walk.rank ? walk.size[d].divide(i) : 0;
+      const int64_t inner = i - rest * walk.size[d].divisor;
+#pragma unroll
+      for (int k = 0; k < Outputs + Inputs; ++k) offset[k] += inner * walk.stride[k][d];
+      i = rest;
+    }
+  }
+};
+
+template <class Act>
+struct GatedForward {
+  Act act;
+
+  template <class A>
+  __device__ __forceinline__ void operator()(const A (&in)[2], A (&y)[1]) const {
+    y[0] = act.value(in[0]) * in[1];
+  }
+};
+
+template <class Act>
+struct GatedBackward {
+  Act act;
+
+  template <class A>
+  __device__ __forceinline__ void operator()(const A (&in)[3], A (&grad)[2]) const {
+    A value;
+    grad[0] = act.gradient(in[1], in[0] * in[2], value);
+    grad[1] = in[0] * value;
+  }
+};
+
+template <class T, int Outputs, int Inputs, class Index, class F>
+__global__ void __launch_bounds__(1024)
+    gated_vectors(const GatedParams<T, Outputs, Inputs, Index> p, const F f) {
+  constexpr int N = kVec<T>;
+  const Index first = (Index(blockIdx.x) * blockDim.x + threadIdx.x) * N;
+  if (first >= p.count) return;
+  const int n = p.count - first < N ? int(p.count - first) : N;  // fewer at the very end only
+  int64_t at[Outputs + Inputs];
+  p.locate(first, at);
+  Vec<T, N> in[Inputs], out[Outputs];
+#pragma unroll
+  for (int k = 0; k < Inputs; ++k) {
+    const T* from = p.in[k] + at[Outputs + k];
+    if (n == N) {
+      in[k] = load<N>(from);
+    } else {
+#pragma unroll
+      for (int e = 0; e < N; ++e) {
+        if (e < n) in[k].value[e] = from[e];
+      }
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < N; ++e) {
+    compute_t<T> x[Inputs], y[Outputs];
+#pragma unroll
+    for (int k = 0; k < Inputs; ++k) x[k] = widen(in[k].value[e]);
+    f(x, y);
+#pragma unroll
+    for (int k = 0; k < Outputs; ++k) out[k].value[e] = narrow<T>(y[k]);
+  }
+#pragma unroll
+  for (int k = 0; k < Outputs; ++k) {
+    T* to = p.out[k] + at[k];
+    if (n == N) {
+      store<N>(to, out[k]);
+    } else {
+#pragma unroll
+      for (int e = 0; e < N; ++e) {
+        if (e < n) to[e] = out[k].value[e];
+      }
+    }
+  }
+}
+
+// Neighbouring threads take neighbouring elements, each several so that enough loads are in flight.
+constexpr int kGatedElements = 4;
+
+template <class T, int Outputs, int Inputs, class Index, class F>
+__global__ void __launch_bounds__(1024)
+    gated_elements(const GatedParams<T, Outputs, Inputs, Index> p, const F f) {
+  const Index first = Index(blockIdx.x) * blockDim.x * kGatedElements + threadIdx.x;
+  compute_t<T> x[kGatedElements][Inputs];
+  int64_t at[Outputs + Inputs];
+#pragma unroll
+  for (int e = 0; e < kGatedElements; ++e) {
+    const Index i = first + Index(e) * blockDim.x;
+    if (i >= p.count) continue;
+    p.locate(i, at);
+#pragma unroll
+    for (int k = 0; k < Inputs; ++k) x[e][k] = widen(p.in[k][at[Outputs + k]]);
+  }
+#pragma unroll
+  for (int e = 0; e < kGatedElements; ++e) {
+    const Index i = first + Index(e) * blockDim.x;
+    if (i >= p.count) continue;
+    compute_t<T> y[Outputs];
+    f(x[e], y);
+    p.locate(i, at);  // again: remembering would take too many registers
+#pragma unroll
+    for (int k = 0; k < Outputs; ++k) p.out[k][at[k]] = narrow<T>(y[k]);
+  }
+}
+
+namespace detail {
+
+// Whether every operand is made of aligned vectors, none of which goes on in another row.
+template <class T, int N>
+bool gated_by_vectors(const Layout<N>& layout, const std::array<const T*, N>& data) {
+  bool vectors = tuning.vec != 1 && (layout.rank <= 1 || layout.size[0] % kVec<T> == 0);
+  for (int k = 0; k < N; ++k) {
+    vectors = vectors && misalignment(data[k]) == 0;
+    for (int d = 0; d < layout.rank; ++d) {
+      const int64_t stride = layout.stride[k][d];
+      vectors = vectors && (d == 0 ? stride == 1 : stride % kVec<T> == 0);
+    }
+  }
+  return vectors;
+}
+
+template <class Index, class T, int Outputs, int Inputs, class F>
+void gated_indexed(const Layout<Outputs + Inputs>& layout, const std::array<T*, Outputs>& out,
+                   const std::array<const T*, Inputs>& in, const F& f, cudaStream_t stream) {
+  GatedParams<T, Outputs, Inputs, Index> p;
+  std::array<const T*, Outputs + Inputs> all;
+  for (int k = 0; k < Outputs; ++k) all[k] = p.out[k] = out[k];
+  for (int k = 0; k < Inputs; ++k) all[Outputs + k] = p.in[k] = in[k];
+  p.count = Index(layout.count());
+  p.walk = Walk<Index, Outputs + Inputs>(layout);
+  const bool vectors = gated_by_vectors<T, Outputs + Inputs>(layout, all);
+  const int asked = tuning.block, block = asked ? asked : 256;
+  const int64_t per_block = int64_t(block) * (vectors ? kVec<T> : kGatedElements);
+  launch(vectors ? gated_vectors<T, Outputs, Inputs, Index, F>
+                 : gated_elements<T, Outputs, Inputs, Index, F>,
+         {dim3(unsigned(ceil_div(layout.count(), per_block))), dim3(block), stream}, p, f);
+}
+
+template <class T, int Outputs, int Inputs, class F>
+void gated_launch(const Layout<Outputs + Inputs>& layout, const std::array<T*, Outputs>& out,
+                  const std::array<const T*, Inputs>& in, const F& f, cudaStream_t stream) {
+  // The last block may index past the end, so stay well below what 32 bits hold.
+  const bool small = layout.count() < (int64_t(1) << 31) - (1 << 20);
+  (small ? gated_indexed<uint32_t, T, Outputs, Inputs, F>
+         : gated_indexed<uint64_t, T, Outputs, Inputs, F>)(layout, out, in, f, stream);
+}
+
+}  // namespace detail
+
+template <class T, class Act>
+void gated_forward(const Layout<3>& layout, T* y, const T* gate, const T* up, const Act& act,
+                   cudaStream_t stream) {
+  detail::gated_launch<T, 1, 2>(layout, {y}, {gate, up}, GatedForward<Act>{act}, stream);
+}
+
+template <class T, class Act>
+void gated_backward(const Layout<5>& layout, T* grad_gate, T* grad_up, const T* grad_y,
+                    const T* gate, const T* up, const Act& act, cudaStream_t stream) {
+  detail::gated_launch<T, 2, 3>(layout, {grad_gate, grad_up}, {grad_y, gate, up},
+                                GatedBackward<Act>{act}, stream);
+}
+
+}  // namespace opforge

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host side of layer_norm and rms_norm: check → allocate → dispatch → launch.
+#pragma once
+
+#include <opforge/host_rows.h>
+
+#include <opforge/norm_long.cuh>
+
+namespace opforge {
+
+// Relu and dropout around a norm, as the schema has them.
+struct AroundArguments {
+  const std::optional<Tensor>& seed;
+  int64_t before, after;
+  double p;
+
+  void check(const char* name, const Tensor& x) const {
+    const bool dropout = ((before | after) & 2) != 0;
+    OPFORGE_CHECK(!dropout || (seed && same_device(*seed, x) && seed->dim() == 1 &&
+                               seed->numel() == 2 && dtype_code(*seed) == aoti_torch_dtype_int64()),
+                  name, ": seed must be two int64 on the device of x");
+    OPFORGE_CHECK(p >= 0 && p <= 1, name, ": p must be from 0 to 1");
+  }
+  bool dropout() const { return ((before | after) & 2) != 0; }
+  Around make(int64_t what, int which) const {
+    Around result;
+    result.relu = (what & 1) != 0;
+    result.dropout = (what & 2) != 0;
+    if (!result.dropout) return result;
+    result.seed = data<int64_t>(*seed) + which * strides(*seed)[0];
+    result.threshold = drop_threshold(p);
+    result.factor = p < 1 ? 1 / (1 - p) : 0;
+    return result;
+  }
+};
+
+// Calls f with Extras as a type. Doubles get all of them, to compile less.
+template <class T, class F>
+void with_extras(Extras extras, const F& f) {
+  if constexpr (sizeof(T) < 8) {
+    if (extras == Extras::none) return f(std::integral_constant<Extras, Extras::none>{});
+    if (extras == Extras::no_dropout) {
+      return f(std::integral_constant<Extras, Extras::no_dropout>{});
+    }
+  }
+  f(std::integral_constant<Extras, Extras::all>{});
+}
+
+inline void check_param(const char* name, const Tensor& x, const std::optional<Tensor>& param) {
+  OPFORGE_CHECK(!param || (same_device(x, *param) && param->dim() == 1 &&
+                           param->size(0) == x.size(x.dim() - 1)),
+                name, ": weight and bias must hold one value per column of x");
+}
+
+struct NormResult {
+  Tensor y, h, mean, rstd;
+};
+
+// Whether a parameter can be read as x is, in the same vectors.
+inline bool goes_with(const ParamView& param, const Tensor& x) {
+  return param.tensor && dtype_code(*param.tensor) == dtype_code(x) &&
+         misalignment(static_cast<const char*>(param.tensor->const_data_ptr())) == 0;
+}
+
+// Into what is there of `out`: without a y, only the statistics.
+template <bool Centered>
+void normalise_rows(const Tensor& x, const std::optional<Tensor>& weight_,
+                    const std::optional<Tensor>& bias_, const std::optional<Tensor>& residual,
+                    const AroundArguments& around, double eps, double offset,
+                    const NormResult& out) {
+  const ParamView weight = as_param(weight_, x), bias = as_param(bias_, x);
+  const bool writes = out.y.numel() > 0;
+  const RowsView from = as_rows(x), to = writes ? as_rows(out.y) : from;
+  const RowsView other = residual ? as_rows(*residual) : to;
+  const int64_t cols = x.size(x.dim() - 1), rows = x.numel() / cols;
+  const bool plain = writes && !residual && around.before == 0 && around.after == 0 &&
+                     offset == 0 && goes_with(weight, x) && (!Centered || goes_with(bias, x));
+  dispatch(dtype_of(x), [&]<class T>(Type<T>) {
+    with_row_vectors<T>({&to, &from, &other}, [&]<int N>(Width<N>, bool ragged) {
+      Extras extras = around.dropout() ? Extras::all : Extras::no_dropout;
+      if (plain && !ragged && N > 1) extras = Extras::none;
+      // What is rare is compiled once.
+      const auto kernel = map_rows<N, false, true, NormForward<T, Centered, Extras::all>>;
+      if (N == 1 || !plan_rows<N>(rows, cols, ragged, kernel).held) extras = Extras::all;
+      with_extras<T>(extras, [&]<Extras E>(std::integral_constant<Extras, E>) {
+        using A = compute_t<T>;
+        NormForward<T, Centered, E> visitor;
+        visitor.x = from.read<T>();
+        if (residual) visitor.residual = other.read<T>();
+        visitor.h = residual ? mutable_data<T>(out.h) : nullptr;
+        visitor.y = writes ? mutable_data<T>(out.y) : nullptr;
+        visitor.mean = out.mean.numel() > 0 ? mutable_data<A>(out.mean) : nullptr;
+        visitor.rstd = out.rstd.numel() > 0 ? mutable_data<A>(out.rstd) : nullptr;
+        visitor.weight = weight.read();
+        visitor.bias = bias.read();
+        visitor.before = around.make(around.before, 0);
+        visitor.after = around.make(around.after, 1);
+        visitor.offset = A(offset);
+        visitor.eps = A(eps);
+        visitor.share = A(1) / A(cols);
+        visitor.cols = cols;
+        map_rows<N>(rows, cols, ragged, visitor, current_stream(x));
+      });
+    });
+  });
+}
+
+template <bool Centered>
+NormResult norm_forward(const char* name, const Tensor& x, const std::optional<Tensor>& weight_,
+                        const std::optional<Tensor>& bias_, const std::optional<Tensor>& residual,
+                        const AroundArguments& around, double eps, double offset, bool save) {
+  OPFORGE_CHECK(x.dim() >= 1, name, ": x must have a dim");
+  OPFORGE_CHECK(!residual || (same_device(x, *residual) && same_shape(x, *residual) &&
+                              dtype_code(x) == dtype_code(*residual)),
+                name, ": residual must be like x");
+  OPFORGE_CHECK(eps > 0 && eps < INFINITY, name, ": eps must be positive");
+  check_param(name, x, weight_);
+  check_param(name, x, bias_);
+  around.check(name, x);
+  const DeviceGuard guard(x.get_device_index());
+  const auto shape = sizes(x), leading = shape.first(shape.size() - 1);
+  const int64_t none = 0;
+  const std::span<const int64_t> nothing{&none, 1}, kept = save ? leading : nothing;
+  const int32_t wide = accumulator_dtype(x);
+  const NormResult out{empty(shape, x), empty(residual ? shape : nothing, x),
+                       empty(Centered ? kept : nothing, wide, x), empty(kept, wide, x)};
+  if (x.numel() == 0) {  // rows of no columns have statistics, too
+    fill_zero(out.mean);
+    fill_zero(out.rstd);
+    return out;
+  }
+  normalise_rows<Centered>(x, weight_, bias_, residual, around, eps, offset, out);
+  return out;
+}
+
+// What the backward of a norm gets and gives; the schema says when a tensor is missing or empty.
+struct NormSaved {
+  std::optional<Tensor> x, weight, bias;
+  bool summed;  // there was a residual: h is saved
+  Tensor h, mean, rstd;
+};
+
+struct NormGradients {
+  Tensor x, weight, bias, residual;
+};
+
+template <class T>
+const T* end_of(const RowsView& v, int64_t cols) {
+  int64_t last = cols;
+  for (int d = 0; d < v.leading.rank; ++d) last += (v.leading.size[d] - 1) * v.leading.stride[0][d];
+  return data<T>(v.tensor) + last;
+}
+
+template <bool Centered>
+NormGradients norm_backward(const char* name, const Tensor& grad_y,
+                            const std::optional<Tensor>& grad_of_h, const NormSaved& saved,
+                            const AroundArguments& around, double eps, double offset) {
+  const std::optional<Tensor> grad_h = saved.summed ? grad_of_h : std::nullopt;
+  const Tensor& like = saved.summed ? saved.h : *saved.x;
+  const bool relu_beside_h = saved.summed && (around.before & 1) != 0;
+  OPFORGE_CHECK(like.dim() >= 1 && (saved.summed || saved.x) && (!relu_beside_h || saved.x), name,
+                "_backward: what the forward saved is missing");
+  for (const Tensor* other : {&grad_y, grad_h ? &*grad_h : &grad_y, saved.x ? &*saved.x : &like}) {
+    OPFORGE_CHECK(same_device(like, *other) && same_shape(like, *other) &&
+                      dtype_code(like) == dtype_code(*other),
+                  name, "_backward: the gradients differ from x in device, shape or dtype");
+  }
+  check_param(name, like, saved.weight);
+  check_param(name, like, saved.bias);
+  around.check(name, like);
+  const int64_t cols = like.size(like.dim() - 1);
+  int64_t rows = 1;
+  for (const int64_t n : sizes(like).first(size_t(like.dim() - 1))) rows *= n;
+  const bool has_stats = saved.rstd.numel() > 0;
+  const auto check_statistic = [&](const Tensor& one) {
+    OPFORGE_CHECK(one.numel() == rows && same_device(one, like) &&
+                      dtype_code(one) == accumulator_dtype(like),
+                  name, "_backward: what the forward saved of each row has another size or dtype");
+  };
+  if (has_stats) check_statistic(saved.rstd);
+  if (has_stats && Centered) check_statistic(saved.mean);
+  const DeviceGuard guard(like.get_device_index());
+  const int64_t none = 0;
+  const std::span<const int64_t> nothing{&none, 1};
+  const auto for_param = [&](const std::optional<Tensor>& param) {
+    return param ? empty(sizes(*param), *param) : empty(nothing, like);
+  };
+  const bool other_residual = saved.summed && around.before != 0;
+  const NormGradients out{empty(sizes(like), like), for_param(saved.weight), for_param(saved.bias),
+                          empty(other_residual ? sizes(like) : nothing, like)};
+  if (like.numel() == 0) {
+    fill_zero(out.weight);
+    fill_zero(out.bias);
+    return out;
+  }
+  const ParamView weight = as_param(saved.weight, like), bias = as_param(saved.bias, like);
+  std::vector<RowsView> sources{as_rows(grad_y), as_rows(like)};
+  if (grad_h) sources.push_back(as_rows(*grad_h));
+  if (relu_beside_h) sources.push_back(as_rows(*saved.x));
+  const RowsView to = as_rows(out.x);
+  const bool extras = saved.summed || around.before != 0 || around.after != 0;
+  const int32_t wide = accumulator_dtype(like);
+  const int64_t leading[1] = {rows};
+  NormResult statistics{empty(nothing, like), empty(nothing, like), contiguous(saved.mean),
+                        contiguous(saved.rstd)};
+  if (!has_stats) {
+    statistics.mean = empty(Centered ? std::span<const int64_t>{leading} : nothing, wide, like);
+    statistics.rstd = empty(leading, wide, like);
+    const AroundArguments before{around.seed, saved.summed ? 0 : around.before, 0, around.p};
+    normalise_rows<Centered>(like, {}, {}, {}, before, eps, 0, statistics);
+  }
+  dispatch(dtype_of(like), [&]<class T>(Type<T>) {
+    using A = compute_t<T>;
+    NormBackward<T> p;
+    p.ring.sources = int(sources.size());
+    bool contiguous = true;
+    for (size_t i = 0; i < sources.size(); ++i) {
+      // Vectors must begin at the same columns in all of them, and in the result.
+      if (!aligned_alike<T>(sources[i], to)) sources[i] = as_rows(clone(sources[i].tensor));
+      p.ring.source[i] = sources[i].template read<T>();
+      p.ring.end[i] = end_of<T>(sources[i], cols);
+      contiguous = contiguous && sources[i].tensor.is_contiguous();
+    }
+    p.grad_x = mutable_data<T>(out.x);
+    p.grad_residual = other_residual ? mutable_data<T>(out.residual) : nullptr;
+    p.mean = Centered ? data<A>(statistics.mean) : nullptr;
+    p.rstd = data<A>(statistics.rstd);
+    p.weight = weight.read();
+    p.bias = bias.read();
+    p.before = around.make(around.before, 0);
+    p.after = around.make(around.after, 1);
+    p.summed = saved.summed;
+    p.has_grad_h = grad_h.has_value();
+    p.has_x = relu_beside_h;
+    p.offset = A(offset);
+    p.share = A(1) / A(cols);
+    const cudaStream_t stream = current_stream(like);
+    int64_t parts = 1;
+    Tensor sums;
+    const auto make_sums = [&] {
+      const int64_t shape[3] = {Centered ? 2 : 1, parts, cols};
+      sums = empty(shape, wide, like);
+      p.weight_sums = saved.weight ? mutable_data<A>(sums) : nullptr;
+      p.bias_sums = Centered && saved.bias ? mutable_data<A>(sums) + parts * cols : nullptr;
+    };
+    const auto run = [&]<Extras E, bool Ragged>(std::integral_constant<Extras, E>,
+                                                std::bool_constant<Ragged>) {
+      const auto kernel = norm_backward<T, Centered, E, Ragged>;
+      if (!plan_backward(rows, cols, false, contiguous, p) &&
+          !(can_cluster(kernel) && plan_backward(rows, cols, true, contiguous, p))) {
+        make_sums();
+        p.plan = {rows, cols, kRowThreads, 1, kRowThreads, false};
+        launch(norm_backward_row<T, Centered>, {dim3(unsigned(rows)), dim3(kRowThreads), stream},
+               p);
+        launch(norm_backward_column<T>, {dim3(unsigned(ceil_div(cols, 256))), dim3(256), stream},
+               p);
+        return;
+      }
+      parts = p.parts();
+      make_sums();
+      launch(kernel,
+             {dim3(unsigned(parts * p.plan.cluster)), dim3(p.plan.block + kWarp), stream,
+              p.shared_bytes(), false, p.plan.cluster},
+             p);
+    };
+    Extras needed = around.dropout() ? Extras::all : Extras::no_dropout;
+    if (!extras) needed = Extras::none;
+    const bool ragged = cols % kVec<T> != 0;
+    if (ragged && extras) needed = Extras::all;  // what is rare is compiled once
+    with_extras<T>(needed, [&]<Extras E>(std::integral_constant<Extras, E> e) {
+      if (!ragged) return run(e, std::false_type{});
+      if constexpr (E != Extras::no_dropout) run(e, std::true_type{});
+    });
+    const auto finish = [&](const Tensor& to, const Tensor* other, const A* from) {
+      dispatch(dtype_of(to), [&]<class Out>(Type<Out>) {
+        const int height = parts <= 16 ? 4 : 32;
+        const dim3 grid(unsigned(ceil_div(cols, 32)), other == nullptr ? 1 : 2);
+        launch(finish_sums<A, Out>, {grid, dim3(32 * height), stream, 0, true}, from, parts * cols,
+               int(parts), cols, mutable_data<Out>(to),
+               other == nullptr ? nullptr : mutable_data<Out>(*other));
+      });
+    };
+    const bool both = p.weight_sums != nullptr && p.bias_sums != nullptr &&
+                      dtype_code(out.weight) == dtype_code(out.bias);
+    if (p.weight_sums != nullptr) finish(out.weight, both ? &out.bias : nullptr, p.weight_sums);
+    if (p.bias_sums != nullptr && !both) finish(out.bias, nullptr, p.bias_sums);
+  });
+  return out;
+}
+
+}  // namespace opforge

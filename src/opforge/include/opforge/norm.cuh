@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// layer_norm and rms_norm, with what may stand around them: a relu, a dropout and an added residual
+// before the norm, a relu and a dropout after it. Forward. Includes no torch header.
+#pragma once
+
+#include <opforge/params.h>
+#include <opforge/rng.h>
+
+#include <opforge/rows.cuh>
+
+namespace opforge {
+
+// Bit i: element first + i stays. A call, not inlined: it is long, and wanted in many places.
+template <int N>
+__device__ __noinline__ uint32_t kept_bits(uint64_t seed, uint64_t first, uint32_t threshold) {
+  bool kept[N];
+  keep<N>(seed, first, threshold, kept);
+  uint32_t bits = 0;
+#pragma unroll
+  for (int e = 0; e < N; ++e) bits |= uint32_t(kept[e]) << e;
+  return bits;
+}
+
+// A relu, a dropout or both; the mask follows from the seed, on the device, and the element.
+struct Around {
+  bool relu = false, dropout = false;
+  const int64_t* seed = nullptr;
+  uint32_t threshold = 0;
+  double factor = 1;  // of what is kept
+
+  // For the elements from `first` on.
+  template <bool Dropout, int N, class A>
+  __device__ __forceinline__ void forward(int64_t first, A (&v)[N]) const {
+    if (relu) {
+#pragma unroll
+      for (int e = 0; e < N; ++e) v[e] = v[e] < A(0) ? A(0) : v[e];  // keeps NaN
+    }
+    if (Dropout && dropout) drop(first, v);
+  }
+
+  // `v` becomes the gradient of the input, given that of the output and the input.
+  template <bool Dropout, int N, class A>
+  __device__ __forceinline__ void backward(int64_t first, const A (&input)[N], A (&v)[N]) const {
+    if (Dropout && dropout) drop(first, v);
+    if (relu) {
+#pragma unroll
+      for (int e = 0; e < N; ++e) v[e] = input[e] <= A(0) ? A(0) : v[e];
+    }
+  }
+
+ private:
+  template <int N, class A>
+  __device__ __forceinline__ void drop(int64_t first, A (&v)[N]) const {
+    const uint32_t kept = kept_bits<N>(uint64_t(*seed), uint64_t(first), threshold);
+#pragma unroll
+    for (int e = 0; e < N; ++e) v[e] = (kept >> e & 1) != 0 ? v[e] * A(factor) : A(0);
+  }
+};
+
+// What a row comes to: its mean and 1 / its deviation around it, or around zero.
+template <class A>
+struct Scale {
+  A mean, rstd;
+};
+
+template <bool Centered, int N, class A>
+__device__ __forceinline__ void normalise(A (&v)[N], const Scale<A>& scale) {
+#pragma unroll
+  for (int e = 0; e < N; ++e) v[e] = (Centered ? v[e] - scale.mean : v[e]) * scale.rstd;
+}
+
+// What a kernel is compiled for: the less, the fewer registers. None: nothing around the norm,
+// no offset, and a weight (and a bias, if there can be one) of the dtype of x, aligned as rows are.
+enum class Extras { none, no_dropout, all };
+
+template <class T, bool Centered, Extras extras>
+struct NormForward {
+  using Element = T;
+  using A = compute_t<T>;
+  static constexpr bool kExtras = extras != Extras::none, kDropout = extras == Extras::all;
+  static constexpr bool kLong = extras == Extras::all, kWhole = !kExtras;
+  Rows<const T> x, residual;
+  T *h, *y;  // h if there is a residual; without y only the statistics are wanted
+  A *mean, *rstd;
+  Param weight, bias;
+  Around before, after;
+  A offset, eps, share;  // share: 1 / cols
+  int64_t cols;
+
+  struct Cursor {
+    int64_t row;
+    const T *x, *residual;
+  };
+
+  template <int N>
+  struct Loaded {
+    Packed<T, N> h, residual;  // h is x until it is prepared
+  };
+
+  __device__ __forceinline__ Cursor start(int64_t row) const {
+    return {row, x.at(row), kExtras && h != nullptr ? residual.at(row) : nullptr};
+  }
+  __device__ __forceinline__ const T* first(const Cursor& c) const { return c.x; }
+
+  template <int N>
+  __device__ __forceinline__ Loaded<N> load(const Cursor& c, int64_t col) const {
+    Loaded<N> in;
+    in.h = load_packed<N>(c.x + col);
+    if (kExtras && h != nullptr) in.residual = load_packed<N>(c.residual + col);
+    return in;
+  }
+
+  template <int N>
+  __device__ __forceinline__ void prepare(const Cursor& c, int64_t col, Loaded<N>& in,
+                                          bool again) const {
+    if constexpr (kExtras) {
+      A v[N];
+      widen(in.h, v);
+      before.template forward<kDropout>(c.row * cols + col, v);
+      if (h != nullptr) {
+        A other[N];
+        widen(in.residual, other);
+#pragma unroll
+        for (int e = 0; e < N; ++e) v[e] += other[e];
+      }
+      in.h = narrow<T>(v);
+      if (h != nullptr && !again) store<N>(h + c.row * cols + col, in.h);
+    }
+  }
+
+  // Around the mean in two steps: no way in one is as exact, and the row is at hand. The mean is
+  // added up around an element: a row of one value has no deviations.
+  template <class Each, class Total>
+  __device__ __forceinline__ Scale<A> settle(const Cursor& c, const Each& each,
+                                             const Total& total) const {
+    A mean = 0;
+    if constexpr (Centered) {
+      Loaded<1> some = load<1>(c, 0);
+      prepare(c, 0, some, true);
+      A pivot[1];
+      widen(some.h, pivot);
+      Sum<A> sum;
+      each([&]<int N>(const Loaded<N>& in) {
+        A v[N];
+        widen(in.h, v);
+        A own = 0;  // by itself, so that vectors are added side by side
+#pragma unroll
+        for (int e = 0; e < N; ++e) own += v[e] - pivot[0];
+        sum.value += own;
+      });
+      mean = fma(total(sum).value, share, pivot[0]);
+    }
+    Sum<A> squares;
+    each([&]<int N>(const Loaded<N>& in) {
+      A v[N];
+      widen(in.h, v);
+      A own = 0;
+#pragma unroll
+      for (int e = 0; e < N; ++e) {
+        const A away = Centered ? v[e] - mean : v[e];
+        own = fma(away, away, own);
+      }
+      squares.value += own;
+    });
+    return {mean, rsqrt(fma(total(squares).value, share, eps))};
+  }
+  __device__ __forceinline__ void finish(const Cursor& c, const Scale<A>& scale) const {
+    if (mean != nullptr) mean[c.row] = scale.mean;
+    if (rstd != nullptr) rstd[c.row] = scale.rstd;
+  }
+
+  template <int N>
+  struct Beside {
+    Packed<T, N> weight, bias;
+  };
+  template <int N>
+  __device__ __forceinline__ Beside<N> load_beside(const Cursor&, int64_t col) const {
+    Beside<N> beside{};
+    if constexpr (!kExtras) {
+      beside.weight = load_packed<N>(static_cast<const T*>(weight.data) + col);
+      if (Centered) beside.bias = load_packed<N>(static_cast<const T*>(bias.data) + col);
+    }
+    return beside;
+  }
+
+  template <int N>
+  __device__ __forceinline__ Packed<T, N> result(const Cursor& c, int64_t col, const Loaded<N>& in,
+                                                 const Beside<N>& beside,
+                                                 const Scale<A>& scale) const {
+    A v[N], w[N];
+    widen(in.h, v);
+    normalise<Centered>(v, scale);
+    if (!kExtras || weight) {
+      if constexpr (kExtras) {
+        read<T>(weight, col, w);
+      } else {
+        widen(beside.weight, w);
+      }
+      if (kExtras && offset != A(0)) {
+#pragma unroll
+        for (int e = 0; e < N; ++e) w[e] += offset;
+      }
+#pragma unroll
+      for (int e = 0; e < N; ++e) v[e] *= w[e];
+    }
+    if (Centered && (!kExtras || bias)) {
+      if constexpr (kExtras) {
+        read<T>(bias, col, w);
+      } else {
+        widen(beside.bias, w);
+      }
+#pragma unroll
+      for (int e = 0; e < N; ++e) v[e] += w[e];
+    } else if (Centered) {
+#pragma unroll
+      for (int e = 0; e < N; ++e) v[e] += A(0);  // PyTorch's bias: there is no -0.0
+    }
+    if constexpr (kExtras) after.template forward<kDropout>(c.row * cols + col, v);
+    return narrow<T>(v);
+  }
+
+  template <int N>
+  __device__ __forceinline__ void write(const Cursor& c, int64_t col,
+                                        const Packed<T, N>& out) const {
+    if (!kExtras || y != nullptr) store<N>(y + c.row * cols + col, out);
+  }
+};
+
+}  // namespace opforge

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gradients of norms of rows that are too long for norm_backward.cuh: a block goes along each
+// row, twice, element by element; then a thread goes down each column. Includes no torch header.
+#pragma once
+
+#include <opforge/norm_backward.cuh>
+
+namespace opforge {
+
+// A row of the operands of NormBackward, at a column.
+template <class T>
+struct LongRow {
+  using A = compute_t<T>;
+  const NormBackward<T>& p;
+  int64_t row;
+
+  __device__ __forceinline__ const T* source(int i) const { return p.ring.source[i].at(row); }
+
+  __device__ __forceinline__ A value(int64_t col) const {
+    A h[1] = {widen(source(1)[col])};
+    if (!p.summed) {
+      p.before.template forward<true>(row * p.plan.cols + col, h);
+      h[0] = widen(narrow<T>(h[0]));
+    }
+    return h[0];
+  }
+
+  __device__ __forceinline__ A scale(int64_t col) const {
+    A w[1] = {A(1)};
+    if (p.weight) {
+      read<T>(p.weight, col, w);
+      if (p.offset != A(0)) w[0] += p.offset;
+    }
+    return w[0];
+  }
+
+  // The gradient of the norm's result, given what was normalised to `normed`.
+  __device__ __forceinline__ A gradient(int64_t col, A normed) const {
+    A grad[1] = {widen(source(0)[col])}, shift[1] = {A(0)};
+    if (p.bias) read<T>(p.bias, col, shift);
+    const A result[1] = {normed * scale(col) + shift[0]};
+    p.after.template backward<true>(row * p.plan.cols + col, result, grad);
+    return grad[0];
+  }
+};
+
+// Writes the gradients of x and residual.
+template <class T, bool Centered>
+__global__ void __launch_bounds__(kRowThreads) norm_backward_row(const NormBackward<T> p) {
+  using A = compute_t<T>;
+  const LongRow<T> at{p, blockIdx.x};
+  const A mean = Centered ? p.mean[at.row] : A(0), rstd = p.rstd[at.row];
+  Dots<A, true> total;
+  for (int64_t col = threadIdx.x; col < p.plan.cols; col += blockDim.x) {
+    const A normed = (at.value(col) - mean) * rstd;
+    const A grad = at.gradient(col, normed) * at.scale(col);
+    total += {grad * normed, Centered ? grad : A(0)};
+  }
+  total = row_total(p.plan, total);
+  for (int64_t col = threadIdx.x; col < p.plan.cols; col += blockDim.x) {
+    const int64_t flat = at.row * p.plan.cols + col;
+    const A normed = (at.value(col) - mean) * rstd;
+    const A apart = product(at.gradient(col, normed), at.scale(col)) - total.b * p.share;
+    A grad[1] = {fma(-normed, total.a * p.share, apart) * rstd};
+    if (p.has_grad_h) grad[0] += widen(at.source(2)[col]);
+    if (p.grad_residual != nullptr) p.grad_residual[flat] = narrow<T>(grad[0]);
+    const A x[1] = {widen(at.source(p.has_x ? p.ring.sources - 1 : 1)[col])};
+    p.before.template backward<true>(flat, x, grad);
+    p.grad_x[flat] = narrow<T>(grad[0]);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(256) norm_backward_column(const NormBackward<T> p) {
+  using A = compute_t<T>;
+  const int64_t col = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (col >= p.plan.cols) return;
+  A weight_sum = 0, bias_sum = 0;
+  for (int64_t row = 0; row < p.plan.rows; ++row) {
+    const LongRow<T> at{p, row};
+    const A mean = p.mean == nullptr ? A(0) : p.mean[row];
+    const A normed = (at.value(col) - mean) * p.rstd[row];
+    const A grad = at.gradient(col, normed);
+    weight_sum = fma(grad, normed, weight_sum);
+    bias_sum += grad;
+  }
+  if (p.weight_sums != nullptr) p.weight_sums[col] = weight_sum;
+  if (p.bias_sums != nullptr) p.bias_sums[col] = bias_sum;
+}
+
+}  // namespace opforge

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// A value per column (weights, biases) in a dtype of its own. Includes no torch header.
+#pragma once
+
+#include <opforge/vec.h>
+
+namespace opforge {
+
+// Contiguous, and in float or in the element type of the rows it goes with; none if null.
+struct Param {
+  const void* data = nullptr;
+  bool is_float = false;
+
+  __device__ __forceinline__ explicit operator bool() const { return data != nullptr; }
+};
+
+namespace detail {
+
+template <int N, class W, class A>
+__device__ __forceinline__ void read_param(const W* from, A (&out)[N]) {
+  constexpr int M = N < kVec<W> ? N : kVec<W>;
+  if (misalignment(from, sizeof(Vec<W, M>)) == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += M) {
+      compute_t<W> v[M];
+      widen(load_packed<M>(from + i), v);
+#pragma unroll
+      for (int e = 0; e < M; ++e) out[i + e] = A(v[e]);
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < N; ++e) out[e] = A(widen(from[e]));
+  }
+}
+
+}  // namespace detail
+
+// The values for N columns from `col` on, of rows of T.
+template <class T, int N, class A>
+__device__ __forceinline__ void read(const Param& param, int64_t col, A (&out)[N]) {
+  if (param.is_float) {
+    detail::read_param(static_cast<const float*>(param.data) + col, out);
+  } else {
+    detail::read_param(static_cast<const T*>(param.data) + col, out);
+  }
+}
+
+}  // namespace opforge

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Random numbers without state: Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011). Element i of a
+// tensor gets word i % 4 of philox(seed, i / 4): what is dropped follows from the seed and the
+// element's number alone, never from layout, vector width, launch or device. Includes no torch
+// header.
+#pragma once
+
+#include <opforge/types.h>
+
+#include <cstdint>
+
+namespace opforge {
+
+struct PhiloxWords {
+  uint32_t word[4];
+};
+
+constexpr uint32_t kPhiloxFactor0 = 0xD2511F53u, kPhiloxFactor1 = 0xCD9E8D57u;
+constexpr uint32_t kPhiloxKeyStep0 = 0x9E3779B9u, kPhiloxKeyStep1 = 0xBB67AE85u;
+constexpr int kPhiloxRounds = 10;
+
+// One instruction on the GPU; nvcc makes a product of 64-bit numbers of the plain form.
+OPFORGE_HOST_DEVICE void multiply(uint32_t a, uint32_t b, uint32_t& high, uint32_t& low) {
+#if defined(__CUDA_ARCH__)
+  asm("{.reg .u64 p;\n mul.wide.u32 p, %2, %3;\n mov.b64 {%0, %1}, p;}"
+      : "=r"(low), "=r"(high)
+      : "r"(a), "r"(b));
+#else
+  const uint64_t product = uint64_t(a) * b;
+  high = uint32_t(product >> 32);
+  low = uint32_t(product);
+#endif
+}
+
+// Four words for a counter of 128 bits, low half first.
+OPFORGE_HOST_DEVICE PhiloxWords philox(uint64_t key, uint64_t low, uint64_t high = 0) {
+  uint32_t c0 = uint32_t(low), c1 = uint32_t(low >> 32);
+  uint32_t c2 = uint32_t(high), c3 = uint32_t(high >> 32);
+  uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int round = 0; round < kPhiloxRounds; ++round) {
+    uint32_t high0, low0, high2, low2;
+    multiply(kPhiloxFactor0, c0, high0, low0);
+    multiply(kPhiloxFactor1, c2, high2, low2);
+    c0 = high2 ^ c1 ^ k0;
+    c1 = low2;
+    c2 = high0 ^ c3 ^ k1;
+    c3 = low0;
+    k0 += kPhiloxKeyStep0;
+    k1 += kPhiloxKeyStep1;
+  }
+  return {{c0, c1, c2, c3}};
+}
+
+// An element is dropped if its word is below the threshold; the highest threshold drops all.
+constexpr uint32_t kDropAll = 0xffffffffu;
+
+// The threshold for dropping with probability p, from 0 (nothing) to 1 (everything).
+OPFORGE_HOST_DEVICE uint32_t drop_threshold(double p) {
+  const double t = p * 4294967296.0;
+  return t >= double(kDropAll) ? kDropAll : uint32_t(t);
+}
+
+// What the others are multiplied with, so that the mean stays.
+OPFORGE_HOST_DEVICE double kept_scale(double p) { return p < 1 ? 1 / (1 - p) : 0.0; }
+
+// Which of the elements first, first + 1, ... stay; those below 0 are anything. Aligned to four,
+// which the compiler sees if `first` is a multiple in the source, N elements cost N / 4 calls of
+// philox; elsewhere one more.
+template <int N>
+OPFORGE_HOST_DEVICE void keep(uint64_t seed, int64_t first, uint32_t threshold, bool (&kept)[N]) {
+  static_assert(N >= 1 && N <= 16);
+  constexpr int kCalls = (N + 6) / 4, kCertain = (N + 3) / 4;
+  const int skip = int(first & 3);
+  uint32_t word[4 * kCalls + 3];
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int call = 0; call < kCalls; ++call) {
+    PhiloxWords w = {};
+    if (call < kCertain || skip + N > 4 * call) w = philox(seed, uint64_t((first >> 2) + call));
+    for (int i = 0; i < 4; ++i) word[4 * call + i] = w.word[i];
+  }
+  for (int i = 4 * kCalls; i < 4 * kCalls + 3; ++i) word[i] = 0;
+  // A variable index would put the words into memory: move them down by two, then by one.
+  if (skip & 2) {
+    for (int i = 0; i < N + 1; ++i) word[i] = word[i + 2];
+  }
+  if (skip & 1) {
+    for (int i = 0; i < N; ++i) word[i] = word[i + 1];
+  }
+  for (int i = 0; i < N; ++i) kept[i] = word[i] >= threshold && threshold != kDropAll;
+}
+
+}  // namespace opforge

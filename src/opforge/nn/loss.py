@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.nn's cross entropy by kernels of ours."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+import opforge
+
+
+class CrossEntropyLoss(nn.Module):
+    """:class:`torch.nn.CrossEntropyLoss` by :func:`opforge.cross_entropy`, for labels.
+
+    Its arguments and its layout: the classes of logits with more than two dims lie along dim 1.
+
+    Args:
+        weight: None; class weights are not supported.
+        ignore_index: rows with this label do not count.
+        reduction: "none", "mean" or "sum".
+        label_smoothing: the share of a label's weight that is spread over all classes.
+        z_loss: adds ``z_loss * logsumexp(row)²`` to the loss of each row.
+        dim: where the classes lie. Along the last dim, -1, logits of any shape are read in place.
+        overwrite_logits: lets the backward write the gradient over the logits.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        dim: int = 1,
+        overwrite_logits: bool = False,
+    ) -> None:
+        super().__init__()
+        _refuse_weights(type(self).__name__, weight)
+        self.dim = dim
+        self.options = {
+            "ignore_index": ignore_index,
+            "reduction": reduction,
+            "label_smoothing": label_smoothing,
+            "z_loss": z_loss,
+            "overwrite_logits": overwrite_logits,
+        }
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+        """The loss of the logits, given a label for each row of them."""
+        if logits.dim() > 1:
+            logits = logits.movedim(self.dim, -1)
+        loss: Tensor = opforge.cross_entropy(logits, target, **self.options)
+        return loss
+
+    def extra_repr(self) -> str:
+        """What repr() shows of the arguments."""
+        return ", ".join(f"{k}={v!r}" for k, v in self.options.items()) + f", dim={self.dim}"
+
+
+class LinearCrossEntropyLoss(nn.Module):
+    """:func:`opforge.linear_cross_entropy` of hidden states and the weight of the last layer.
+
+    Args:
+        weight: None; class weights are not supported.
+        ignore_index: rows with this label do not count.
+        reduction: "none", "mean" or "sum".
+        label_smoothing: the share of a label's weight that is spread over all classes.
+        z_loss: adds ``z_loss * logsumexp(row)²`` to the loss of each row.
+        chunk: how many rows have logits at a time, at most; 0 chooses.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        z_loss: float = 0.0,
+        chunk: int = 0,
+    ) -> None:
+        super().__init__()
+        _refuse_weights(type(self).__name__, weight)
+        self.options = {
+            "ignore_index": ignore_index,
+            "reduction": reduction,
+            "label_smoothing": label_smoothing,
+            "z_loss": z_loss,
+            "chunk": chunk,
+        }
+
+    def forward(
+        self, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """The loss of ``linear(input, weight, bias)``, given a label for each row of input."""
+        loss: Tensor = opforge.linear_cross_entropy(input, weight, target, bias, **self.options)
+        return loss
+
+    def extra_repr(self) -> str:
+        """What repr() shows of the arguments."""
+        return ", ".join(f"{k}={v!r}" for k, v in self.options.items())
+
+
+def _refuse_weights(name: str, weight: Tensor | None) -> None:
+    if weight is not None:
+        raise ValueError(
+            f"opforge.nn.{name}: class weights are not supported; use torch.nn.CrossEntropyLoss, "
+            'or reduction="none" and weigh the losses of the rows yourself'
+        )

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.nn's norms by kernels of ours, with a residual that is added on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import opforge
+from opforge.norms import wide_dtype
+
+
+class LayerNorm(nn.LayerNorm):
+    """:class:`torch.nn.LayerNorm` by :func:`opforge.layer_norm`: same arguments, same state."""
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        """The norm of ``x``; with a residual that of ``x + residual``, and this sum."""
+        parameters = _flat(self.weight), _flat(self.bias)
+        return _over_rows(
+            lambda x, residual: opforge.layer_norm(x, *parameters, residual, eps=self.eps),
+            self.normalized_shape,
+            x,
+            residual,
+        )
+
+
+class RMSNorm(nn.RMSNorm):
+    """:class:`torch.nn.RMSNorm` by :func:`opforge.rms_norm`: same arguments, same state.
+
+    Args:
+        offset: added to the weight, which starts at ``1 - offset``; 1.0 for Gemma's weights.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | list[int] | torch.Size,
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        offset: float = 0.0,
+    ) -> None:
+        self.offset = float(offset)  # before torch's __init__, which makes the weight
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+
+    def reset_parameters(self) -> None:
+        """Let weight and offset make 1 together, as at construction."""
+        if self.weight is not None:
+            nn.init.constant_(self.weight, 1 - self.offset)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        """The norm of ``x``; with a residual that of ``x + residual``, and this sum."""
+        weight = _flat(self.weight)
+        # torch's default, of 16-bit tensors too: they are computed in float32.
+        eps = torch.finfo(wide_dtype(x)).eps if self.eps is None else self.eps
+        return _over_rows(
+            lambda x, residual: opforge.rms_norm(x, weight, residual, eps=eps, offset=self.offset),
+            self.normalized_shape,
+            x,
+            residual,
+        )
+
+    def extra_repr(self) -> str:
+        """What repr() shows of the arguments."""
+        return super().extra_repr() + (f", offset={self.offset:g}" if self.offset else "")
+
+
+def _over_rows(
+    norm: Callable[..., Any], shape: tuple[int, ...], x: Tensor, residual: Tensor | None
+) -> Any:
+    """Call ``norm`` with the normalised dims as one, and give its results the shape of ``x``."""
+    for name, t in (("x", x), ("residual", residual)):
+        if t is not None and t.shape[-len(shape) :] != shape:
+            raise ValueError(
+                f"opforge.nn: {name} must end in the dims that the norm was made for, "
+                f"{tuple(shape)}; its shape is {tuple(t.shape)}"
+            )
+    if len(shape) == 1:
+        return norm(x, residual)
+    if residual is None:
+        return norm(x.flatten(-len(shape)), None).reshape(x.shape)
+    both = norm(x.flatten(-len(shape)), residual.flatten(-len(shape)))
+    return tuple(r.reshape(x.shape) for r in both)
+
+
+def _flat(parameter: Tensor | None) -> Tensor | None:
+    return None if parameter is None else parameter.reshape(-1)

@@ -1,0 +1,358 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward reads the logits once and writes next to nothing: its floor is a read. Backward reads
+// them once and writes as much: a copy. Rows that are ignored are not read at all.
+//
+// A row's threads, a few lanes to a cluster of blocks, take vectors in turn, four of them on their
+// way at a time, and keep the largest logit so far and the sum of exp(logit - it). Rows need not
+// be aligned: vectors begin at 16-byte boundaries, and the two ends of a row go by element.
+#pragma once
+
+#include <opforge/index.h>
+#include <opforge/launch.h>
+#include <opforge/reduce.h>
+#include <opforge/vec.h>
+
+#include <cmath>
+#include <opforge/activations.cuh>
+#include <opforge/rows.cuh>
+
+namespace opforge {
+
+// e^x; of what comes from 16-bit numbers within 2^-22.
+template <class T>
+__device__ __forceinline__ compute_t<T> exp_of(compute_t<T> x) {
+  if constexpr (kShort<T>) return roughly_exp2(x * 1.44269504f);
+  return std::exp(x);
+}
+
+// The labels, and what they make of a row.
+struct Labels {
+  Rows<const int64_t> rows;
+  int64_t ignore_index, classes;
+
+  __device__ __forceinline__ int64_t of(int64_t row) const { return *rows.at(row); }
+  __device__ __forceinline__ bool ignored(int64_t label) const { return label == ignore_index; }
+  __device__ __forceinline__ bool exists(int64_t label) const {
+    return uint64_t(label) < uint64_t(classes);
+  }
+};
+
+// What is known of a part of a row.
+template <class T>
+struct ExpSum {
+  using A = compute_t<T>;
+  A peak = -INFINITY, sum = 0;
+  A away = 0;  // from a pivot, all elements together; for smoothing
+
+  template <int N>
+  __device__ __forceinline__ void add(const A (&v)[N], bool smooth, A pivot) {
+    A top = v[0];
+#pragma unroll
+    for (int e = 1; e < N; ++e) top = v[e] > top ? v[e] : top;
+    if (top > peak) {
+      sum *= exp_of<T>(peak - top);
+      peak = top;
+    }
+    const A from = peak == A(-INFINITY) ? A(0) : peak;  // nothing but -inf so far: exp is 0
+    A own = 0;
+#pragma unroll
+    for (int e = 0; e < N; ++e) own += exp_of<T>(v[e] - from);
+    sum += own;
+    if (smooth) {
+      A far = 0;
+#pragma unroll
+      for (int e = 0; e < N; ++e) far += v[e] - pivot;
+      away += far;
+    }
+  }
+  __device__ __forceinline__ void operator+=(const ExpSum& other) {
+    away += other.away;
+    if (other.peak == peak) {
+      sum += other.sum;
+    } else if (other.peak > peak) {
+      sum = fma(sum, std::exp(peak - other.peak), other.sum);
+      peak = other.peak;
+    } else {
+      sum = fma(other.sum, std::exp(other.peak - peak), sum);
+    }
+  }
+};
+
+template <class T>
+struct CrossEntropyForward {
+  using A = compute_t<T>;
+  Rows<const T> logits;
+  Labels labels;
+  A smoothing, z_loss;
+  A *losses, *peak, *log_sum;
+  unsigned* arrived;  // blocks of the launch that follows; it starts at 0
+
+  __device__ __forceinline__ void finish(int64_t row, const ExpSum<T>& total, A at_label,
+                                         A pivot) const {
+    const A logs = std::log(total.sum), lse = total.peak + logs;
+    A loss = (total.peak - at_label) + logs;
+    if (smoothing != A(0)) {
+      const A others = (total.peak - pivot) - total.away / A(labels.classes) + logs;
+      loss = (A(1) - smoothing) * loss + smoothing * others;
+    }
+    if (z_loss != A(0)) loss += z_loss * lse * lse;
+    set(row, loss, total.peak, logs);
+  }
+  __device__ __forceinline__ void set(int64_t row, A loss, A top, A logs) const {
+    losses[row] = loss;
+    peak[row] = top;
+    log_sum[row] = logs;
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kRowThreads)
+    cross_entropy_rows(const RowPlan plan, const CrossEntropyForward<T> p) {
+  using A = compute_t<T>;
+  constexpr int N = kVec<T>, kFlying = 4;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.arrived = 0;
+  arrive_rows(plan);
+  const Place place(plan);
+  const int64_t row = place.exists ? place.row : 0;
+  const int64_t label = place.exists ? p.labels.of(row) : p.labels.ignore_index;
+  const bool ignored = p.labels.ignored(label), read = !ignored && p.labels.exists(label);
+  const T* const start = p.logits.at(row);
+  const Columns<N> columns(start, read ? plan.cols : 0);
+  const bool smooth = p.smoothing != A(0);
+  ExpSum<T> total;
+  A at_label = 0, pivot = 0, end[1];
+  const bool has_end = place.index < columns.ends;
+  if (read && place.index == 0) at_label = widen(start[label]);
+  if (has_end) end[0] = widen(start[columns.end(place.index)]);
+  if (read && smooth) {
+    pivot = widen(start[0]);
+    if (pivot - pivot != A(0)) pivot = A(0);
+  }
+  const T* at = start + columns.vector(place.index);
+  const T* const stop = start + columns.vector(columns.vectors);
+  const int step = place.size * N;
+  Packed<T, N> v[kFlying];
+  const auto add = [&](const Packed<T, N>& packed) {
+    A wide[N];
+    widen(packed, wide);
+    total.add(wide, smooth, pivot);
+  };
+  // All loads of a trip come before the first use, without a condition between them.
+  for (; at + (kFlying - 1) * step < stop; at += kFlying * step) {
+#pragma unroll
+    for (int k = 0; k < kFlying; ++k) v[k] = load_packed<N>(at + k * step);
+#pragma unroll
+    for (int k = 0; k < kFlying; ++k) add(v[k]);
+  }
+#pragma unroll
+  for (int k = 0; k < kFlying - 1; ++k) {
+    if (at + k * step < stop) v[k] = load_packed<N>(at + k * step);
+  }
+#pragma unroll
+  for (int k = 0; k < kFlying - 1; ++k) {
+    if (at + k * step < stop) add(v[k]);
+  }
+  if (has_end) total.add(end, smooth, pivot);
+  await_rows(plan);
+  release_next();
+  total = row_total(plan, total);
+  if (!place.exists || place.index != 0) return;
+  if (read) {
+    p.finish(row, total, at_label, pivot);
+  } else {
+    const A value = ignored ? A(0) : A(NAN);
+    p.set(row, value, value, value);
+  }
+}
+
+// Rows too few to fill the device are spread over the blocks of a cluster.
+template <class T>
+void run_cross_entropy(int64_t rows, int64_t cols, bool ragged, const CrossEntropyForward<T>& p,
+                       cudaStream_t stream) {
+  RowPlan plan = plan_rows(rows, cols, kVec<T>, ragged, false);
+  const int64_t trips = cols / kVec<T> / (4 * kRowThreads);  // of a block alone
+  while (plan.group == kRowThreads && plan.cluster < kMaxCluster && trips >= 2 * plan.cluster &&
+         rows * plan.cluster < 2 * multiprocessors()) {
+    plan.cluster *= 2;
+  }
+  if (plan.cluster > 1 && !can_cluster(cross_entropy_rows<T>)) plan.cluster = 1;
+  launch(cross_entropy_rows<T>,
+         {dim3(plan.blocks()), dim3(plan.block), stream, 0, false, plan.cluster}, plan, p);
+}
+
+// The losses of all rows added up, in an order that follows from their number.
+template <class A>
+struct LossTotal {
+  const A* losses;
+  Labels labels;
+  int64_t rows;
+  A *parts, *loss;
+  int64_t *part_counts, *count;  // count: of the rows not ignored, if a mean is wanted
+  unsigned* arrived;
+};
+
+constexpr int kTotalThreads = 512, kMaxTotalBlocks = 128;
+
+template <class A>
+__global__ void __launch_bounds__(kTotalThreads) total_losses(const LossTotal<A> p) {
+  const int64_t piece = ceil_div(p.rows, gridDim.x), first = blockIdx.x * piece;
+  const int64_t last = min(first + piece, p.rows);
+  A sum = 0;
+  int64_t count = 0;
+  await_previous();
+  for (int64_t i = first + threadIdx.x; i < last; i += kTotalThreads) {
+    sum += p.losses[i];
+    if (p.count != nullptr) count += p.labels.ignored(p.labels.of(i)) ? 0 : 1;
+  }
+  sum = group_sum(sum, kTotalThreads);
+  count = group_sum(count, kTotalThreads);
+  if (gridDim.x > 1) {
+    struct Shared {
+      bool last;
+    };
+    bool& is_last = shared<Shared>().last;
+    if (threadIdx.x == 0) {
+      p.parts[blockIdx.x] = sum;
+      p.part_counts[blockIdx.x] = count;
+      __threadfence();
+      is_last = atomicAdd(p.arrived, 1u) == gridDim.x - 1;
+      __threadfence();
+    }
+    __syncthreads();
+    if (!is_last) return;
+    const bool mine = threadIdx.x < gridDim.x;
+    sum = group_sum(mine ? p.parts[threadIdx.x] : A(0), kTotalThreads);
+    count = group_sum(mine ? p.part_counts[threadIdx.x] : int64_t(0), kTotalThreads);
+  }
+  if (threadIdx.x != 0) return;
+  *p.loss = p.count != nullptr ? sum / A(count) : sum;
+  if (p.count != nullptr) *p.count = count;
+}
+
+inline int64_t total_blocks(int64_t rows) {
+  return std::clamp<int64_t>(rows / (8 * kTotalThreads), 1, kMaxTotalBlocks);
+}
+
+template <class T>
+struct CrossEntropyBackward {
+  using A = compute_t<T>;
+  Rows<const T> logits;
+  Rows<T> grad;  // where its rows are; may be those of the logits
+  Labels labels;
+  int64_t rows, cols;
+  Rows<const A> grad_loss;  // all alike, if it was reduced
+  const int64_t* count;     // divides the gradient, if there is one
+  const A *peak, *log_sum;
+  A smoothing, z_loss;
+  int group_shift;  // log2 of the threads to a piece of a row
+  Divider<uint32_t> pieces;
+};
+
+constexpr int kGradThreads = 256, kGradVectors = 2;  // a thread's vectors, on their way together
+
+// grad · (softmax · (1 + 2 z lse) - smoothed one hot), of one element after the other.
+template <class T>
+struct RowGradient {
+  using A = compute_t<T>;
+  A factor, spread, at_label, peak, log_sum;  // spread: less at each class; at_label: there
+
+  __device__ __forceinline__ A of(A x, bool is_label) const {
+    return fma(factor, probability(x), is_label ? -at_label : -spread);
+  }
+  __device__ __forceinline__ A probability(A x) const {
+    if constexpr (kShort<T>) {
+      return roughly_exp2(fmaf(x - peak, 1.44269504f, -1.44269504f * log_sum));
+    }
+    return std::exp((x - peak) - log_sum);
+  }
+};
+
+template <class T>
+__global__ void __launch_bounds__(kGradThreads)
+    cross_entropy_gradient(const CrossEntropyBackward<T> p) {
+  using A = compute_t<T>;
+  constexpr int N = kVec<T>;
+  const int group = 1 << p.group_shift, index = int(threadIdx.x) & (group - 1);
+  // Either several rows to a block or several blocks to a row.
+  int64_t row =
+      int64_t(blockIdx.x) * (kGradThreads >> p.group_shift) + (threadIdx.x >> p.group_shift);
+  uint32_t piece = 0;
+  if (p.pieces.divisor > 1) {
+    row = p.pieces.divide(blockIdx.x);
+    piece = blockIdx.x - uint32_t(row) * p.pieces.divisor;
+  }
+  if (row >= p.rows) return;
+  const int64_t label = p.labels.of(row);
+  const bool ignored = p.labels.ignored(label);
+  const T* const in = p.logits.at(row);
+  T* const out = p.grad.at(row);
+  const Columns<N> columns(out, p.cols);
+  const bool alike = misalignment(in) == misalignment(out);
+  const bool has_end = piece == 0 && index < columns.ends;
+  const int64_t end = columns.end(index);
+  const int64_t first = (int64_t(piece) * kGradVectors << p.group_shift) + index;
+  Packed<T, N> v[kGradVectors];
+  T single;
+  if (!ignored) {  // all loads, before the row's numbers are waited for
+#pragma unroll
+    for (int k = 0; k < kGradVectors; ++k) {
+      const int64_t i = first + k * group;
+      if (i >= columns.vectors) continue;
+      const T* const from = in + columns.vector(i);
+      if (alike) {
+        v[k] = load_packed<N>(from);
+      } else {
+        Vec<T, N> elements;
+#pragma unroll
+        for (int e = 0; e < N; ++e) elements.value[e] = from[e];
+        v[k] = elements;
+      }
+    }
+    if (has_end) single = in[end];
+  }
+  A grad = *p.grad_loss.at(row);
+  if (p.count != nullptr) grad /= A(*p.count);
+  const A top = p.peak[row], logs = p.log_sum[row];
+  const A spread = p.smoothing / A(p.cols);
+  const RowGradient<T> gradient{grad * fma(A(2) * p.z_loss, top + logs, A(1)), grad * spread,
+                                grad * (spread + (A(1) - p.smoothing)), top, logs};
+#pragma unroll
+  for (int k = 0; k < kGradVectors; ++k) {
+    const int64_t i = first + k * group;
+    if (i >= columns.vectors) continue;
+    const int64_t col = columns.vector(i);
+    A g[N] = {};
+    if (!ignored) {
+      widen(v[k], g);
+      const int here = uint64_t(label - col) < uint64_t(N) ? int(label - col) : -1;
+#pragma unroll
+      for (int e = 0; e < N; ++e) g[e] = gradient.of(g[e], e == here);
+    }
+    store<N>(out + col, narrow<T>(g));
+  }
+  if (has_end) {
+    A g = 0;
+    if (!ignored) g = gradient.of(widen(single), label == end);
+    out[end] = narrow<T>(g);
+  }
+}
+
+template <class T>
+void run_gradient(CrossEntropyBackward<T>& p, cudaStream_t stream) {
+  constexpr int N = kVec<T>;
+  const int64_t vectors = ceil_div(p.cols, N), threads = ceil_div(vectors, kGradVectors);
+  // An end of a row has up to 2 (N - 1) elements, one to a thread.
+  p.group_shift = 0;
+  while ((1 << p.group_shift) < kGradThreads &&
+         ((1 << p.group_shift) < threads || (1 << p.group_shift) < 2 * N)) {
+    ++p.group_shift;
+  }
+  const int64_t group = 1 << p.group_shift, per_block = kGradThreads / group;
+  const int64_t pieces = ceil_div(threads, group);
+  p.pieces = Divider<uint32_t>(pieces);
+  const int64_t blocks = pieces > 1 ? p.rows * pieces : ceil_div(p.rows, per_block);
+  if (blocks >= int64_t(1) << 31) throw std::runtime_error("cross_entropy: too many rows");
+  launch(cross_entropy_gradient<T>, {dim3(unsigned(blocks)), dim3(kGradThreads), stream}, p);
+}
+
+}  // namespace opforge

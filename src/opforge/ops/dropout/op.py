@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dropout: y = x / (1 - p) where kept, 0 where dropped. The mask is a function of a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opforge import philox
+from opforge.op import Backward, Make, Op
+
+
+def reference(x: Tensor, seed: Tensor, p: float) -> Tensor:
+    """Dropped is 0, whatever x is there: torch's own gives NaN for an infinity."""
+    return torch.where(philox.kept(seed, x.shape, p), x * philox.scale(p), 0)
+
+
+def backward_reference(grad_y: Tensor, seed: Tensor, p: float) -> Tensor:
+    """The same elements of the gradient stay: the mask is made again, not kept."""
+    return reference(grad_y, seed, p)
+
+
+def validate(x: Tensor, seed: Tensor, p: float) -> None:
+    """p is a probability, seed one number."""
+    philox.check_probability("dropout", p)
+    philox.check_seed("dropout", seed, x)
+
+
+def cases(make: Make) -> Iterator[tuple[Any, ...]]:
+    """Sizes around the vector width, empty, scalar, strided; every p that is special."""
+
+    def seed(value: int) -> Tensor:
+        return torch.tensor([value], device=make.device)
+
+    for shape in [(), (0,), (1,), (7,), (1023,), (64, 1025), (2, 3, 5, 7)]:
+        yield make(*shape), seed(17), 0.5
+    yield make(33, 65).t(), seed(-(2**63)), 0.1
+    yield make(129)[1:], seed(2**40 + 3), 0.9
+    yield make(16, 32)[:, ::2], seed(5), 0.25
+    yield make(64), seed(1), 0.0
+    yield make(64), seed(1), 1.0
+
+
+op = Op(
+    schema="dropout(Tensor x, Tensor seed, float p) -> Tensor y",
+    reference=reference,
+    backward=Backward(
+        "dropout_backward(Tensor grad_y, Tensor seed, float p) -> Tensor grad_x",
+        backward_reference,
+    ),
+    own_dtypes={"seed": (torch.int64,)},
+    validate=validate,
+    cases=cases,
+    # A factor and a choice; the random numbers are no work of the op's purpose.
+    operations=lambda x, seed, p: 2 * x.numel(),
+    sized=lambda make, *shape: (make(*shape), torch.tensor([17], device=make.device), 0.5),
+)
+
+
+def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+    """Elements are 0 with probability ``p``, the others divided by ``1 - p``.
+
+    As in torch, ``x`` itself comes back where nothing is dropped: not in training, or with p = 0.
+    The seed is drawn from torch's generator for the device of ``x``, so that torch.manual_seed,
+    activation checkpointing and CUDA graphs do what they do for torch's own dropout; with the same
+    seed the mask is the same on every device, in every dtype and layout.
+    """
+    philox.check_probability("dropout", p)
+    if not training or p == 0:
+        return x
+    return op(x, philox.draw_seed(x.device), p)

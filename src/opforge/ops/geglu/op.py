@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""geglu: y = gelu(gate) * up, of two tensors or of the halves of one, in one pass each way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import opforge
+from opforge import gated
+from opforge.op import Backward, Make, Op
+
+APPROXIMATE = {"none": False, "tanh": True}
+
+
+def gelu(x: Tensor, tanh: bool) -> Tensor:
+    """torch's, by a flag."""
+    return functional.gelu(x, approximate="tanh" if tanh else "none")
+
+
+def reference(gate: Tensor, up: Tensor | None, tanh: bool) -> Tensor:
+    """The formula as it stands."""
+    gate, up = gated.halves(gate, up)
+    return gelu(gate, tanh) * up
+
+
+def backward_reference(
+    grad_y: Tensor, gate: Tensor, up: Tensor | None, tanh: bool
+) -> tuple[Tensor, Tensor]:
+    """The activation is computed again: gate and up are all that is saved."""
+
+    def slope(passed: Tensor, gate: Tensor) -> Tensor:
+        how = "tanh" if tanh else "none"
+        result: Tensor = torch.ops.aten.gelu_backward(passed, gate, approximate=how)
+        return result
+
+    return gated.gradients(grad_y, gate, up, lambda x: gelu(x, tanh), slope)
+
+
+def validate(gate: Tensor, up: Tensor | None, tanh: bool) -> None:
+    """Two tensors alike, or one whose last dim is even."""
+    gated.validate("geglu", gate, up)
+
+
+def cases(make: Make) -> Iterator[tuple[Any, ...]]:
+    """Those of every gated op, with and without tanh."""
+    for i, (gate, up) in enumerate(gated.cases(make)):
+        yield gate, up, i % 2 == 1
+
+
+def sized(make: Make, *shape: int) -> dict[str, tuple[Any, ...]]:
+    """The form with tanh, which is more common; erf takes more arithmetic."""
+    found: dict[str, tuple[Any, ...]] = {
+        name: (*pair, True) for name, pair in gated.sized(make, *shape).items()
+    }
+    return {**found, "erf": (make(*shape), make(*shape), False)}
+
+
+def liger() -> Callable[..., Any]:
+    """Liger's Triton kernels, with tanh; they copy the halves of a packed input."""
+    # Straight from its module: the package may swap in another backend.
+    from liger_kernel.ops.geglu import LigerGELUMulFunction
+
+    apply = gated.overwriting(LigerGELUMulFunction.apply)
+
+    def run(gate: Tensor, up: Tensor | None, tanh: bool) -> Any:
+        if not tanh:
+            raise NotImplementedError("liger's geglu is the one with tanh")
+        return apply(gate, up)
+
+    return run
+
+
+op = Op(
+    schema="geglu(Tensor gate, Tensor? up, bool tanh) -> Tensor y",
+    reference=reference,
+    backward=Backward(
+        "geglu_backward(Tensor grad_y, Tensor gate, Tensor? up, bool tanh) "
+        "-> (Tensor grad_gate, Tensor grad_up)",
+        backward_reference,
+    ),
+    validate=validate,
+    cases=cases,
+    # Three for the cubic, exp, plus 1, one over it, times gate, times up.
+    operations=lambda gate, up, tanh: 8 * gated.outputs(gate, up),
+    sized=sized,
+    peers={"liger": liger},
+    autocast="promote",
+    module=lambda gate, up, tanh: opforge.nn.GEGLU("tanh" if tanh else "none"),
+)
+
+
+def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
+    """``gelu(gate) * up``; without ``up``, of the two halves of the last dim of ``gate``.
+
+    ``approximate`` is ``"none"`` or ``"tanh"``, as in :func:`torch.nn.functional.gelu`.
+    """
+    if approximate not in APPROXIMATE:
+        raise ValueError(
+            f'opforge.geglu: approximate must be "none" or "tanh", got {approximate!r}'
+        )
+    return op(gate, up, APPROXIMATE[approximate])

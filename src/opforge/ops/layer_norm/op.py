@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""layer_norm: y = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias over the last dim.
+
+See opforge/norms.py for the relu, dropout and residual around the norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import opforge
+from opforge import norms
+from opforge.op import Backward, Make, Op
+
+_DEFAULTS = {
+    "seed": None,
+    "eps": 1e-5,
+    "before": 0,
+    "after": 0,
+    "p": 0.0,
+    "save": True,
+}
+
+
+def reference(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    seed: Tensor | None,
+    eps: float,
+    before: int,
+    after: int,
+    p: float,
+    save: bool,
+) -> tuple[Tensor, Tensor]:
+    """The normalised rows, and what was normalised if that is a sum."""
+    h = norms.around(x, before, norms.part(seed, 0), p)
+    if residual is not None:
+        h = h + residual
+    if x.shape[-1] == 0:
+        y = h * 1
+    elif all(param is None or param.dtype == x.dtype for param in (weight, bias)):
+        y = torch.nn.functional.layer_norm(h, h.shape[-1:], weight, bias, eps)
+    else:
+        v = norms.wide(h)
+        wide = [None if param is None else param.to(v.dtype) for param in (weight, bias)]
+        y = torch.nn.functional.layer_norm(v, v.shape[-1:], *wide, eps).to(x.dtype)
+    y = norms.around(y, after, norms.part(seed, 1), p)
+    return y, norms.no_tensor(x) if residual is None else h
+
+
+def mean(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    seed: Tensor | None,
+    eps: float,
+    before: int,
+    after: int,
+    p: float,
+    save: bool,
+) -> Tensor:
+    """The mean of each row."""
+    h = norms.sum_before(x, residual, seed, before, p)
+    return h.mean(-1) if save else norms.no_tensor(h)
+
+
+def rstd(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    seed: Tensor | None,
+    eps: float,
+    before: int,
+    after: int,
+    p: float,
+    save: bool,
+) -> Tensor:
+    """1 / sqrt(var + eps) of each row."""
+    h = norms.sum_before(x, residual, seed, before, p)
+    return torch.rsqrt(h.var(-1, correction=0) + eps) if save else norms.no_tensor(h)
+
+
+def backward_reference(
+    grad_y: Tensor,
+    grad_h: Tensor | None,
+    x: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual_shape: list[int] | None,
+    h: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    seed: Tensor | None,
+    eps: float,
+    before: int,
+    after: int,
+    p: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Through ``after``, the norm, the sum and ``before``, in the dtype kernels compute in."""
+    if residual_shape is None:
+        assert x is not None
+        h = norms.around(x, before, norms.part(seed, 0), p)
+    v, grad = norms.wide(h), norms.wide(grad_y)
+    v = v - v.mean(-1, keepdim=True)
+    factor = torch.rsqrt(v.square().mean(-1, keepdim=True) + eps)
+    normed = v * factor
+    scale = 1.0 if weight is None else weight.to(v.dtype)
+    shift = 0.0 if bias is None else bias.to(v.dtype)
+    grad = norms.around_backward(grad, normed * scale + shift, after, norms.part(seed, 1), p)
+    grad_weight = grad_bias = norms.no_tensor(h)
+    if weight is not None:
+        grad_weight = norms.sum_of_rows(grad * normed).to(weight.dtype)
+    if bias is not None:
+        grad_bias = norms.sum_of_rows(grad).to(bias.dtype)
+    grad = grad * scale
+    inner = (grad * normed).mean(-1, keepdim=True)
+    grad = (grad - grad.mean(-1, keepdim=True) - normed * inner) * factor
+    grad_x, grad_residual = norms.through_sum(
+        grad, grad_h, v if x is None else x, residual_shape, seed, before, p, grad_y.dtype
+    )
+    return grad_x, grad_weight, grad_bias, grad_residual
+
+
+def validate(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    seed: Tensor | None,
+    eps: float,
+    before: int,
+    after: int,
+    p: float,
+    save: bool,
+) -> None:
+    """weight and bias are a value per column, in any dtype; residual is like x."""
+    params = {"weight": weight, "bias": bias}
+    norms.validate("layer_norm", x, params, residual, seed, eps, before, after, p)
+
+
+def cases(make: Make) -> Iterator[tuple[Any, ...]]:
+    """Those of norms.py, with and without parameters, and parameters in another dtype."""
+    for i, (x, residual, given) in enumerate(norms.cases(make)):
+        given.pop("offset", None)
+        weight = None if i % 4 == 3 else make(x.shape[-1])
+        bias = None if i % 4 >= 2 else make(x.shape[-1])
+        yield _arguments(x, weight, bias, residual, **given)
+    yield _arguments(make(6, 72), make(72).float(), make(72))
+
+
+def _arguments(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    **given: Any,
+) -> tuple[Any, ...]:
+    return x, weight, bias, residual, *({**_DEFAULTS, **given}.values())
+
+
+def liger() -> Callable[..., Any]:
+    """Liger's Triton kernels."""
+    # Straight from its module: the package may swap in another backend.
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, *rest: Any) -> Any:
+        h = x if residual is None else x + residual
+        before, after = rest[2], rest[3]
+        y = LigerLayerNormFunction.apply(torch.relu(h) if before else h, weight, bias, rest[1])
+        assert not after
+        return y, norms.no_tensor(x) if residual is None else h
+
+    return run
+
+
+op = Op(
+    schema="layer_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor? seed, "
+    "float eps, int before, int after, float p, bool save) "
+    "-> (Tensor y, Tensor h, Tensor mean, Tensor rstd)",
+    reference=reference,
+    statistics={"mean": mean, "rstd": rstd},
+    backward=Backward(
+        "layer_norm_backward(Tensor grad_y, Tensor? grad_h, Tensor? x, Tensor? weight, "
+        "Tensor? bias, int[]? residual_shape, Tensor h, Tensor mean, Tensor rstd, Tensor? seed, "
+        "float eps, int before, int after, float p) "
+        "-> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias, Tensor grad_residual)",
+        backward_reference,
+        unsaved=lambda x, weight, bias, residual, seed, eps, before, *rest: norms.unsaved(
+            residual, before
+        ),
+        shared={"residual": "grad_x"},
+    ),
+    own_dtypes={"seed": (torch.int64,)},
+    validate=validate,
+    cases=cases,
+    # Add, subtract, square, add, times 1 / std, times weight, plus bias.
+    operations=lambda x, *rest: 7 * x.numel(),
+    sized=lambda make, *shape: {
+        "plain": _arguments(make(*shape), make(shape[-1]), make(shape[-1])),
+        "relu": _arguments(make(*shape), make(shape[-1]), make(shape[-1]), before=norms.RELU),
+    },
+    peers={"liger": liger},
+    rowwise=True,
+    module=lambda x, weight, bias, residual, seed, eps, *rest: opforge.nn.LayerNorm(
+        x.shape[-1], eps, weight is not None, bias is not None
+    ),
+)
+
+
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    relu: norms.Where = None,
+    dropout: norms.Where = None,
+    p: float = 0.0,
+    save: bool = True,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """``(h - mean(h)) / sqrt(var(h) + eps) * weight + bias`` over the last dim, with ``h = x``.
+
+    Computed in float32 and returned in the dtype of ``x``, under autocast, too, where PyTorch's is
+    float32.
+
+    Args:
+        x: any shape; rows lie along the last dim.
+        weight: one value per column, in any dtype; None means ones.
+        bias: the same; None means zeros.
+        residual: added to ``x`` first. Then the result is ``(y, h)``, h being the sum.
+        eps: added to the variance; positive.
+        relu: "before" the norm (and the sum) or "after" it.
+        dropout: the same, with probability ``p``, after the relu.
+        p: the probability of dropping an element; pass 0.0 where nothing is trained.
+        save: keep mean and 1 / std of every row for the backward; else they are computed again.
+    """
+    before, after = norms.codes(relu, dropout)
+    seed = norms.draw_seeds(x, dropout)
+    y, h = op(x, weight, bias, residual, seed, eps, before, after, p, save)
+    return y if residual is None else (y, h)

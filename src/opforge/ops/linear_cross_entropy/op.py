@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""linear_cross_entropy: the cross entropy of ``input @ weight.T + bias``, never all of it at once.
+
+Of some rows at a time the logits are made, the loss is taken, and, where the loss will be reduced,
+the gradients of input and weight follow at once: all but the factor that comes with the backward.
+So every logit is made once and none is kept. The products are torch's, the rest is cross_entropy's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import opforge
+from opforge import discover
+from opforge.losses import (
+    BIAS,
+    INPUT,
+    MEAN,
+    NONE,
+    REDUCTIONS,
+    SUM,
+    WEIGHT,
+    Reduction,
+    check_labels,
+    code_of,
+    in_chunks,
+    validate_options,
+)
+from opforge.norms import no_tensor, wide_dtype
+from opforge.op import Backward, Make, Op
+
+
+@functools.cache
+def _rows() -> Op:
+    """The op that does the rows."""
+    return discover.find("cross_entropy")
+
+
+def reference(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    reduction: int,
+    pieces: int,
+    wanted: int,
+) -> Tensor:
+    """All logits, and their cross entropy."""
+    cross_entropy = _rows().reference
+    assert cross_entropy is not None
+    logits = functional.linear(input, weight, bias)
+    loss: Tensor = cross_entropy(
+        logits, target, ignore_index, label_smoothing, z_loss, reduction, False
+    )
+    return loss
+
+
+def backward_reference(
+    grad_loss: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    d_input: Tensor,
+    d_weight: Tensor,
+    d_bias: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    reduction: int,
+    pieces: int,
+    needs_input: bool,
+    needs_weight: bool,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Through the cross entropy, and through the product."""
+    backward = _rows().backward
+    assert isinstance(backward, Backward)
+    logits = functional.linear(input, weight, bias)
+    options = ignore_index, label_smoothing, z_loss, reduction, False
+    nothing = no_tensor(input)
+    d = backward.reference(grad_loss, logits, target, nothing, nothing, nothing, *options)
+    return (
+        d @ weight if needs_input else nothing,
+        d.t() @ input if needs_weight else nothing,
+        d.sum(0) if needs_bias else nothing,
+    )
+
+
+def d_input(*args: Any) -> Tensor:
+    """The gradient of input for a sum of losses, if it is wanted now."""
+    return _unscaled(INPUT, *args)
+
+
+def d_weight(*args: Any) -> Tensor:
+    """The same of weight, in the dtype that it is summed in."""
+    return _unscaled(WEIGHT, *args)
+
+
+def d_bias(*args: Any) -> Tensor:
+    """The same of bias."""
+    return _unscaled(BIAS, *args)
+
+
+def _unscaled(
+    which: int,
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    reduction: int,
+    pieces: int,
+    wanted: int,
+) -> Tensor:
+    wide = wide_dtype(input)
+    dtype = input.dtype if which == INPUT else wide
+    if not wanted & which or reduction == NONE:
+        return no_tensor(input).to(dtype)
+    saved = [t if t is None else t.detach() for t in (input, weight, target, bias)]
+    options = ignore_index, label_smoothing, z_loss, SUM, pieces
+    needs = [which == one for one in (INPUT, WEIGHT, BIAS)]
+    one, nothing = torch.ones((), dtype=wide, device=input.device), no_tensor(input)
+    results = backward_reference(one, *saved, nothing, nothing, nothing, *options, *needs)
+    return results[needs.index(True)].to(dtype)
+
+
+def composed(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    reduction: int,
+    pieces: int,
+    wanted: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss, and what is wanted of its gradients, but for the factor in front."""
+    options = ignore_index, label_smoothing, z_loss
+    if reduction == NONE:
+        wanted = 0  # each row will come with a factor of its own
+    losses, *gradients = in_chunks(input, weight, target, bias, options, pieces, wanted, None)
+    if reduction == NONE:
+        return losses, *gradients
+    loss = losses.sum()
+    if reduction == MEAN:
+        loss = loss / (target != ignore_index).sum()
+    return loss, *gradients
+
+
+def composed_backward(
+    grad_loss: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    d_input: Tensor,
+    d_weight: Tensor,
+    d_bias: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    reduction: int,
+    pieces: int,
+    needs_input: bool,
+    needs_weight: bool,
+    needs_bias: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What the forward has found, times the factor; or all of it, if there was none to find."""
+    needs = needs_input, needs_weight, needs_bias
+    inputs, found = (input, weight, bias), [d_input, d_weight, d_bias]
+    factor = grad_loss
+    if reduction == MEAN:  # of no rows at all, every gradient is 0
+        factor = grad_loss / (target != ignore_index).sum().clamp(min=1)
+    if all(d.shape == x.shape for d, x, n in zip(found, inputs, needs, strict=True) if n):
+        # With dims: without, it would be rounded to the other's dtype before it is multiplied.
+        found = [
+            torch.mul(d, factor.view([1] * d.dim()), out=torch.empty_like(d, dtype=input.dtype))
+            for d in found
+        ]
+    else:
+        wanted = INPUT * needs_input + WEIGHT * needs_weight + BIAS * needs_bias
+        options = ignore_index, label_smoothing, z_loss
+        factors = factor.expand(target.shape)
+        _, *found = in_chunks(input, weight, target, bias, options, pieces, wanted, factors)
+    nothing = no_tensor(input)
+    grads = (d.to(input.dtype) if n else nothing for d, n in zip(found, needs, strict=True))
+    return tuple(grads)  # type: ignore[return-value]
+
+
+def validate(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    reduction: int,
+    pieces: int,
+    wanted: int,
+) -> None:
+    """Shapes and dtypes fit, options are in range; the labels themselves are not looked at."""
+    name = "opforge.linear_cross_entropy"
+    validate_options("linear_cross_entropy", label_smoothing, z_loss, reduction)
+    if input.dim() != 2 or weight.dim() != 2 or input.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"{name}: input must be (rows, features) and weight (classes, features), "
+            f"got {tuple(input.shape)} and {tuple(weight.shape)}"
+        )
+    if weight.shape[0] == 0:
+        raise ValueError(f"{name}: weight must have at least one class, got {tuple(weight.shape)}")
+    if target.shape != input.shape[:1]:
+        raise ValueError(
+            f"{name}: target must have a label for each row of input, shape "
+            f"{tuple(input.shape[:1])} where input is {tuple(input.shape)}; "
+            f"got {tuple(target.shape)}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(
+            f"{name}: bias must have a value for each class, shape {tuple(weight.shape[:1])} "
+            f"where weight is {tuple(weight.shape)}; got {tuple(bias.shape)}"
+        )
+    for what, other in (("weight", weight), ("bias", bias)):
+        if other is not None and other.dtype != input.dtype:
+            raise TypeError(
+                f"{name}: input is {input.dtype} but {what} is {other.dtype}; "
+                f"convert one, as in {what}.to(input.dtype)"
+            )
+    if pieces < 0:
+        raise ValueError(f"{name}: pieces must be a number, or 0 to choose one, got {pieces}")
+
+
+def cases(make: Make) -> Iterator[tuple[Any, ...]]:
+    """Pieces that divide the rows and that do not, all reductions, biases, ignored rows."""
+
+    def labels(rows: int, classes: int) -> Tensor:
+        generator = torch.Generator().manual_seed(make.seed)
+        chosen = torch.randint(0, classes, (rows,), generator=generator)
+        dropped = torch.rand(rows, generator=generator) < 0.25
+        dropped[:1] = False  # of no rows at all the mean is NaN
+        return torch.where(dropped, -100, chosen).to(make.device)
+
+    plain, every = (-100, 0.0, 0.0), INPUT | WEIGHT
+    yield make(6, 5), make(9, 5), labels(6, 9), None, *plain, MEAN, 4, every
+    yield make(7, 8), make(33, 8), labels(7, 33), make(33), *plain, SUM, 3, every | BIAS
+    yield make(6, 16), make(40, 16), labels(6, 40), make(40), *plain, NONE, 2, every | BIAS
+    yield make(5, 12), make(31, 12), labels(5, 31), None, -100, 0.1, 1e-3, MEAN, 2, 0
+    yield make(9, 24), make(70, 24), labels(9, 70), None, -100, 0.2, 1e-2, SUM, 0, INPUT
+    yield make(0, 4), make(8, 4), labels(0, 8), None, *plain, SUM, 0, every
+    yield make(9, 20)[::2], make(20, 11).t(), labels(5, 11), None, *plain, MEAN, 2, every
+
+
+def sized(make: Any, rows: int, cols: int) -> dict[str, tuple[Any, ...]]:
+    """Features, and 16 times as many classes; the gradients are made by the forward."""
+    target = torch.randint(0, 16 * cols, (rows,), device=make.device)
+    inputs = make(rows, cols), make(16 * cols, cols), target, None, -100, 0.0, 0.0, MEAN, 0
+    return {"loss": (*inputs, 0), "loss and gradients": (*inputs, INPUT | WEIGHT)}
+
+
+op = Op(
+    schema="linear_cross_entropy(Tensor input, Tensor weight, Tensor target, Tensor? bias, "
+    "int ignore_index, float label_smoothing, float z_loss, int reduction, int pieces, int wanted) "
+    "-> (Tensor loss, Tensor d_input, Tensor d_weight, Tensor d_bias)",
+    reference=reference,
+    statistics={"d_input": d_input, "d_weight": d_weight, "d_bias": d_bias},
+    composed=composed,
+    backward=Backward(
+        "linear_cross_entropy_backward(Tensor grad_loss, Tensor input, Tensor weight, "
+        "Tensor target, Tensor? bias, Tensor d_input, Tensor d_weight, Tensor d_bias, "
+        "int ignore_index, float label_smoothing, float z_loss, int reduction, int pieces, "
+        "bool needs_input, bool needs_weight, bool needs_bias) "
+        "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)",
+        backward_reference,
+        composed=composed_backward,
+    ),
+    own_dtypes={"target": (torch.int64,)},
+    validate=validate,
+    cases=cases,
+    operations=lambda input, weight, target, bias, i, s, z, r, c, wanted: (
+        2 * input.numel() * weight.shape[0] * (1 + bool(wanted & INPUT) + bool(wanted & WEIGHT))
+    ),
+    sized=sized,
+    product=lambda input, weight, *rest: (input, weight.t()),
+    rowwise=lambda input, weight, *rest: max(*input.shape, *weight.shape),
+    module=lambda input, weight, target, bias, ignore, smoothing, z, reduction, pieces, wanted: (
+        opforge.nn.LinearCrossEntropyLoss(
+            ignore_index=ignore,
+            label_smoothing=smoothing,
+            z_loss=z,
+            reduction=REDUCTIONS[reduction],
+            chunk=-(-input.shape[0] // pieces) if pieces else 0,
+        )
+    ),
+)
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: Reduction = "mean",
+    chunk: int = 0,
+) -> Tensor:
+    """``cross_entropy(linear(input, weight, bias), target)`` without ever holding all logits.
+
+    Where the loss is reduced, the forward also makes the gradients of what requires one, so that
+    no logit is made twice; the weight's is summed in float32 (float64 for float64). With
+    ``reduction="none"`` every row has a factor of its own, and the backward makes the logits again.
+
+    Args:
+        input: (..., features).
+        weight: (classes, features).
+        target: (...), int64; as for :func:`opforge.cross_entropy`, and so are the other options.
+        bias: (classes,), or None.
+        ignore_index: rows with this label have loss and gradient 0, and do not count for the mean.
+        label_smoothing: the share of the label's weight that is spread over all classes.
+        z_loss: adds ``z_loss * logsumexp(row)²`` to the loss of each row.
+        reduction: "none", "sum", or "mean" over the rows not ignored.
+        chunk: how many rows have logits at a time, at most; 0: a fifth of all rows, or as many as
+            take 4 MB.
+    """
+    flattened = input.dim() != 2
+    if weight.dim() != 2 or input.dim() == 0 or (flattened and target.shape != input.shape[:-1]):
+        raise ValueError(
+            "opforge.linear_cross_entropy: input must be (..., features), weight (classes, "
+            f"features) and target (...), got {tuple(input.shape)}, {tuple(weight.shape)} and "
+            f"{tuple(target.shape)}"
+        )
+    check_labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
+    how = code_of("linear_cross_entropy", reduction)
+    if torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(input.device.type)  # as linear() has it
+        input, weight = input.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    if chunk < 0:
+        raise ValueError(
+            "opforge.linear_cross_entropy: chunk must be a number of rows, or 0 to choose one, "
+            f"got {chunk}"
+        )
+    wanted = sum(
+        bit
+        for bit, x in ((INPUT, input), (WEIGHT, weight), (BIAS, bias))
+        if x is not None and x.requires_grad and torch.is_grad_enabled()
+    )
+    flat, labels = input, target
+    if flattened:
+        flat, labels = input.reshape(-1, input.shape[-1]), target.reshape(-1)
+    pieces = -(-flat.shape[0] // chunk) if chunk else 0
+    options = ignore_index, label_smoothing, z_loss, how, pieces, wanted
+    loss: Tensor = op(flat, weight, labels, bias, *options)
+    return loss.reshape(target.shape) if how == NONE else loss

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+// relu(gate) * up: one pass each way, kernels in opforge/gated.cuh. Nothing but the inputs is
+// saved; the backward computes the activation again, which costs less than reading it would.
+#pragma once
+
+#include <opforge/activations.cuh>
+#include <opforge/gated.cuh>

@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward reads x and writes y: the floor is a copy. Backward reads grad and x and writes grad_x:
+// 1.5 copies; the weight's gradient is summed on the way. All of it is shared with layer_norm.
+#pragma once
+
+#include <opforge/norm_backward.cuh>

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <opforge/cpu_softmax_host.h>
+
+namespace opforge {
+
+Tensor softmax_cpu(const Tensor& x, const std::optional<Tensor>& mask, double scale, bool causal) {
+  return softmax_forward<false>("softmax", x, mask, scale, causal);
+}
+
+Tensor softmax_backward_cpu(const Tensor& grad_y, const Tensor& y, double scale, bool causal) {
+  return softmax_backward<false>("softmax", grad_y, y, scale, causal);
+}
+
+OPFORGE_IMPL(softmax, softmax_cpu)
+OPFORGE_IMPL(softmax_backward, softmax_backward_cpu)
+
+}  // namespace opforge

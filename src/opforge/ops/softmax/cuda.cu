@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <opforge/host_softmax.h>
+
+#include "kernel.cuh"
+
+namespace opforge {
+
+Tensor softmax_cuda(const Tensor& x, const std::optional<Tensor>& mask, double scale, bool causal) {
+  return softmax_forward<false>("softmax", x, mask, scale, causal);
+}
+
+Tensor softmax_backward_cuda(const Tensor& grad_y, const Tensor& y, double scale, bool causal) {
+  return softmax_backward<false>("softmax", grad_y, y, scale, causal);
+}
+
+OPFORGE_IMPL(softmax, softmax_cuda)
+OPFORGE_IMPL(softmax_backward, softmax_backward_cuda)
+
+}  // namespace opforge

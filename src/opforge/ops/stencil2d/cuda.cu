@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <opforge/split.h>
+
+#include "kernel.cuh"
+
+namespace opforge {
+
+namespace {
+
+void check(const Tensor& x, const Tensor& weight, int64_t boundary) {
+  OPFORGE_CHECK(same_device(x, weight), "stencil2d: x and weight are on different devices");
+  OPFORGE_CHECK(x.dim() >= 2, "stencil2d: x must have at least two dims");
+  OPFORGE_CHECK(weight.dim() == 1 && (weight.size(0) == 5 || weight.size(0) == 9),
+                "stencil2d: weight must have 5 or 9 values");
+  OPFORGE_CHECK(dtype_code(weight) == dtype_code(x) || dtype_of(weight) == DType::f32,
+                "stencil2d: weight must have the dtype of x, or float32");
+  OPFORGE_CHECK(boundary >= kConstant && boundary <= kPeriodic, "stencil2d: boundary ", boundary,
+                " is unknown");
+  OPFORGE_CHECK(boundary != kReflect || (x.size(x.dim() - 2) > 1 && x.size(x.dim() - 1) > 1),
+                "stencil2d: boundary 'reflect' needs two rows and two columns of x");
+}
+
+template <class T>
+StencilParams<T> params(const SplitView& x, const Tensor& weight, int64_t boundary, double fill) {
+  StencilParams<T> p = {};
+  p.x = data<T>(x.tensor);
+  p.x_plane = x.outer_stride;
+  p.x_row = x.length_stride;
+  p.height = x.length;
+  p.width = x.inner;
+  const bool own_dtype = dtype_code(weight) == dtype_code(x.tensor);
+  p.weight = own_dtype ? data<T>(weight) : nullptr;
+  p.weight32 = own_dtype ? nullptr : data<float>(weight);
+  p.weight_stride = strides(weight)[0];
+  p.count = int(weight.size(0));
+  p.boundary = int(boundary);
+  p.fill = fill;
+  return p;
+}
+
+template <class T>
+bool aligned(const SplitView& s) {
+  return s.inner % kVec<T> == 0 && s.length_stride % kVec<T> == 0 &&
+         s.outer_stride % kVec<T> == 0 && misalignment(data<T>(s.tensor)) == 0 && tuning.vec != 1;
+}
+
+// Calls run with the kind of tile that suits the image, which is cut into so many.
+template <class T, class Run>
+void with_tile(StencilParams<T>& p, int64_t planes, bool vectors, const Run& run) {
+  const auto cut = [&]<class Tile>(Type<Tile>) {
+    p.tiles_across = ceil_div(p.width, Tile::kWidth);
+    p.tiles_down = ceil_div(p.height, Tile::kHeight);
+    run(Type<Tile>{}, p.tiles_across * p.tiles_down * planes);
+  };
+  if (p.width <= SmallTile<T>::kWidth) {
+    cut(Type<SmallTile<T>>{});
+  } else if (vectors) {
+    cut(Type<VectorTile<T>>{});
+  } else {
+    cut(Type<PixelTile<T>>{});
+  }
+}
+
+}  // namespace
+
+Tensor stencil2d_cuda(const Tensor& x, const Tensor& weight, int64_t boundary, double fill) {
+  check(x, weight, boundary);
+  const DeviceGuard guard(x.get_device_index());
+  const Tensor y = empty(sizes(x), x);
+  if (x.numel() == 0) return y;
+  const SplitView image = split_at(x, x.dim() - 2);
+  dispatch(dtype_of(x), [&]<class T>(Type<T>) {
+    StencilParams<T> p = params<T>(image, weight, boundary, fill);
+    p.out = mutable_data<T>(y);
+    with_tile(p, image.outer, aligned<T>(image), [&]<class Tile>(Type<Tile>, int64_t tiles) {
+      launch(stencil<Tile>, {dim3(unsigned(tiles)), dim3(Tile::kThreads), current_stream(x)}, p);
+    });
+  });
+  return y;
+}
+
+std::tuple<Tensor, Tensor> stencil2d_backward_cuda(const Tensor& grad_y, const Tensor& x,
+                                                   const Tensor& weight, int64_t boundary,
+                                                   double fill, bool needs_x, bool needs_weight) {
+  check(x, weight, boundary);
+  OPFORGE_CHECK(
+      same_device(grad_y, x) && same_shape(grad_y, x) && dtype_code(grad_y) == dtype_code(x),
+      "stencil2d_backward: grad_y and x differ in device, shape or dtype");
+  const DeviceGuard guard(x.get_device_index());
+  const int64_t none = 0;
+  const Tensor grad_x = needs_x ? empty(sizes(x), x) : empty({&none, 1}, x);
+  const Tensor grad_weight =
+      needs_weight ? empty(sizes(weight), weight) : empty({&none, 1}, weight);
+  if (x.numel() == 0) {
+    fill_zero(grad_weight);
+    return {grad_x, grad_weight};
+  }
+  if (!needs_x && !needs_weight) return {grad_x, grad_weight};
+  const SplitView image = split_at(x, x.dim() - 2), grad = split_at(grad_y, x.dim() - 2);
+  const cudaStream_t stream = current_stream(x);
+  dispatch(dtype_of(x), [&]<class T>(Type<T>) {
+    using A = compute_t<T>;
+    StencilParams<T> p = params<T>(image, weight, boundary, fill);
+    p.grad = data<T>(grad.tensor);
+    p.grad_plane = grad.outer_stride;
+    p.grad_row = grad.length_stride;
+    p.out = needs_x ? mutable_data<T>(grad_x) : nullptr;
+    const bool vectors = aligned<T>(image) && aligned<T>(grad);
+    with_tile(p, image.outer, vectors, [&]<class Tile>(Type<Tile>, int64_t tiles) {
+      const int64_t words = needs_weight ? tiles * p.count : 0;
+      const Tensor partial = empty({&words, 1}, accumulator_dtype(x), x);
+      A* const sums = needs_weight ? mutable_data<A>(partial) : nullptr;
+      launch(stencil_backward<Tile>, {dim3(unsigned(tiles)), dim3(Tile::kThreads), stream}, p,
+             sums);
+      if (!needs_weight) return;
+      const Config finish{dim3(unsigned(p.count)), dim3(1024), stream, 0, true};
+      if (p.weight) {
+        launch(sum_weights<A, T>, finish, sums, tiles, mutable_data<T>(grad_weight));
+      } else {
+        launch(sum_weights<A, float>, finish, sums, tiles, mutable_data<float>(grad_weight));
+      }
+    });
+  });
+  return {grad_x, grad_weight};
+}
+
+OPFORGE_IMPL(stencil2d, stencil2d_cuda)
+OPFORGE_IMPL(stencil2d_backward, stencil2d_backward_cuda)
+
+}  // namespace opforge

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is dropped, in plain PyTorch: the numbers of ``include/opforge/rng.h``, bit for bit."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+_LOW = 0xFFFFFFFF
+_FACTORS = 0xD2511F53, 0xCD9E8D57
+_KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+
+
+def words(seed: Tensor, count: int) -> Tensor:
+    """Element i of ``count``: word i % 4 of Philox4x32-10 for the key ``seed`` and counter i / 4.
+
+    Numbers of 32 bits in int64, whose products wrap around as they should.
+    """
+    counter = torch.arange(-(-count // 4), device=seed.device)
+    key = seed.reshape(())
+    c0, c1 = counter & _LOW, counter >> 32
+    c2 = c3 = torch.zeros_like(counter)
+    k0, k1 = key & _LOW, key >> 32 & _LOW
+    for _ in range(10):
+        a, b = c0 * _FACTORS[0], c2 * _FACTORS[1]
+        c0, c1 = b >> 32 & _LOW ^ c1 ^ k0, b & _LOW
+        c2, c3 = a >> 32 & _LOW ^ c3 ^ k1, a & _LOW
+        k0, k1 = k0 + _KEY_STEPS[0] & _LOW, k1 + _KEY_STEPS[1] & _LOW
+    return torch.stack([c0, c1, c2, c3], 1).reshape(-1)[:count]
+
+
+def kept(seed: Tensor, shape: torch.Size, p: float) -> Tensor:
+    """Which elements of a tensor stay, each with probability 1 - p."""
+    threshold = min(int(p * 2**32), _LOW)
+    drawn = words(seed, math.prod(shape)).reshape(shape)
+    return drawn >= threshold if threshold < _LOW else torch.zeros_like(drawn, dtype=torch.bool)
+
+
+def scale(p: float) -> float:
+    """What the elements that stay are multiplied with, so that the mean stays, too."""
+    return 1 / (1 - p) if p < 1 else 0.0
+
+
+def check_probability(op: str, p: float) -> None:
+    """Raise ValueError unless ``p`` is from 0 to 1."""
+    if not 0 <= p <= 1:  # nor is NaN
+        raise ValueError(f"opforge.{op}: p is a probability, from 0 to 1; got {p}")
+
+
+def check_seed(op: str, seed: Tensor, x: Tensor) -> None:
+    """Raise ValueError unless ``seed`` is one number."""
+    if seed.numel() != 1:
+        raise ValueError(
+            f"opforge.{op}: seed must have one element, for all of x, which has shape "
+            f"{tuple(x.shape)}; got {tuple(seed.shape)}"
+        )
+
+
+def draw_seed(device: torch.device) -> Tensor:
+    """A seed from torch's own generator: manual_seed, checkpoints and CUDA graphs know it."""
+    return torch.randint(-(2**63), 2**63 - 1, (1,), device=device)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths of cumsum that shapes of an ordinary test do not take, and its options against torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from op_cases import each_device, each_dtype, record
+
+import opforge
+from opforge import sim
+from opforge.check import cases, compare
+from opforge.op import Make
+
+pytestmark = pytest.mark.sim
+
+# On a GPU of so many multiprocessors: several trips of a block down a row, chunks of several trips.
+LONG = [
+    (2, (3, 20_000), -1),  # a block to a row
+    (2, (1, 80_003), -1),  # chunks
+    (1, (900, 40), 0),  # columns, by vectors
+    (1, (900, 41), 0),  # and by elements
+    (8, (5000, 5), 0),  # chunks of columns
+]
+
+
+@each_dtype
+@pytest.mark.parametrize(("multiprocessors", "shape", "dim"), LONG)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_blocks_make_several_trips(multiprocessors, shape, dim, reverse, dtype):
+    case = (Make(dtype)(*shape), dim, reverse, reverse)
+    device = sim.Device(multiprocessors=multiprocessors)
+    cases.check_forward(record("cumsum"), case, lambda: sim.active("race", device=device))
+
+
+@each_device
+def test_options(device):
+    x = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]], device=device)
+    assert opforge.cumsum(x).tolist() == [[1, 3, 7], [8, 24, 56]]
+    assert opforge.cumsum(x, exclusive=True).tolist() == [[0, 1, 3], [0, 8, 24]]
+    assert opforge.cumsum(x, reverse=True).tolist() == [[7, 6, 4], [56, 48, 32]]
+    assert opforge.cumsum(x, 1, True, True).tolist() == [[6, 4, 0], [48, 32, 0]]
+    assert opforge.cumsum(x, 0).tolist() == [[1, 2, 4], [9, 18, 36]]
+    assert opforge.cumsum(x, 0, True).tolist() == [[0, 0, 0], [1, 2, 4]]
+    assert opforge.cumsum(x, 0, True, True).tolist() == [[8, 16, 32], [0, 0, 0]]
+
+
+@each_dtype
+@pytest.mark.parametrize(("shape", "dim"), [((2, 300_000), 1), ((100_000, 3), 0), ((70, 999), 1)])
+def test_the_number_of_threads_does_not_matter(shape, dim, dtype):
+    x = Make(dtype)(*shape)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = opforge.cumsum(x, dim)
+        torch.set_num_threads(3)
+        compare.check_same_bits(alone, opforge.cumsum(x, dim), "with three threads")
+    finally:
+        torch.set_num_threads(threads)
