@@ -11,7 +11,7 @@
 
 namespace opforge {
 
-constexpr int kRowThreads = 512;
+constexpr int kScanThreads = 512;
 
 // Part of a row in the order of its scan, in vectors: 16-byte ones of y, of which the row's first
 // and last may be partly outside of it. Offsets are in elements from vector 0.
@@ -112,7 +112,7 @@ __device__ __forceinline__ void in_turn(Vec<T, kVec<T>>& v, compute_t<T> running
 
 // V vectors to a thread: those of a warp lie together, a lane has every 32nd.
 template <class T, int V>
-__global__ void __launch_bounds__(kRowThreads, 2)
+__global__ void __launch_bounds__(kScanThreads, 2)
     scan_rows(const RowScan<T> p, const compute_t<T>* sums) {
   using A = compute_t<T>;
   const int lanes = min(p.group, kWarp), lane = threadIdx.x & (lanes - 1);
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 }
 
 template <class T>
-__global__ void __launch_bounds__(kRowThreads) row_sums(const RowScan<T> p, compute_t<T>* sums) {
+__global__ void __launch_bounds__(kScanThreads) row_sums(const RowScan<T> p, compute_t<T>* sums) {
   const int64_t row = blockIdx.x / unsigned(p.chunks);
   const Chunk<T> part = p.chunk(row, int(blockIdx.x - row * p.chunks));
   compute_t<T> sum = 0;
@@ -192,8 +192,8 @@ void cumsum_rows(RowScan<T> p, cudaStream_t stream, const Workspace& workspace) 
     return;
   }
   const int64_t wanted = 2 * multiprocessors() / p.rows;
-  if (wanted < 4 || vectors <= kRowThreads * V / 2) {  // a block to a row, its trips equally long
-    const int64_t trips = ceil_div(vectors, kRowThreads * V);
+  if (wanted < 4 || vectors <= kScanThreads * V / 2) {  // a block to a row, its trips equally long
+    const int64_t trips = ceil_div(vectors, kScanThreads * V);
     p.group = int(ceil_div(ceil_div(vectors, trips * V), kWarp)) * kWarp;
     launch(scan_rows<T, V>, {dim3(unsigned(p.rows)), dim3(p.group), stream}, p, nullptr);
     return;
@@ -201,7 +201,7 @@ void cumsum_rows(RowScan<T> p, cudaStream_t stream, const Workspace& workspace) 
   p.piece = int(std::max<int64_t>(ceil_div(vectors, wanted), 128 * V));
   p.chunks = int(ceil_div(vectors, p.piece));
   p.group = 128;
-  while (p.group < kRowThreads && p.group * V < p.piece) p.group *= 2;
+  while (p.group < kScanThreads && p.group * V < p.piece) p.group *= 2;
   const dim3 grid(unsigned(p.rows * p.chunks));
   compute_t<T>* const sums = workspace(p.rows * p.chunks);
   launch(row_sums<T>, {grid, dim3(p.group), stream}, p, sums);

@@ -172,10 +172,11 @@ def liger() -> Callable[..., Any]:
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
 
     def run(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, *rest: Any) -> Any:
-        h = x if residual is None else x + residual
         before, after = rest[2], rest[3]
-        y = LigerLayerNormFunction.apply(torch.relu(h) if before else h, weight, bias, rest[1])
         assert not after
+        v = torch.relu(x) if before else x
+        h = v if residual is None else v + residual
+        y = LigerLayerNormFunction.apply(h, weight, bias, rest[1])
         return y, norms.no_tensor(x) if residual is None else h
 
     return run
