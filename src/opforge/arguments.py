@@ -18,6 +18,16 @@ from opforge.schema import Arg
 ALLOCATION_FAILED = "opforge: out of memory"
 
 
+def can_look_at(values: torch.Tensor) -> bool:
+    """Whether there are values to be looked at: not while compiling, tracing or under functorch."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(values) is torch.Tensor
+        and values.numel() > 0
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
 def check_arguments(op: Op, args: tuple[Any, ...]) -> None:
     """Raise TypeError or ValueError for arguments that ``op`` does not take."""
     check_kinds(op, args)

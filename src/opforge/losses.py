@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opforge import discover, settings
+from opforge.arguments import can_look_at
 from opforge.norms import no_tensor, wide_dtype
 
 Reduction = Literal["none", "mean", "sum"]
@@ -46,7 +47,9 @@ def code_of(name: str, reduction: str) -> int:
 
 def check_labels(name: str, target: Tensor, classes: int, ignore_index: int) -> None:
     """Raise IndexError for a label out of range, where it can be seen without waiting."""
-    if not _can_look_at(target):
+    if not can_look_at(target) or target.dtype != torch.int64:
+        return
+    if target.device.type != "cpu" and not settings.check_labels():
         return
     low, high = map(int, target.aminmax())
     if low >= 0 and high < classes:
@@ -58,17 +61,6 @@ def check_labels(name: str, target: Tensor, classes: int, ignore_index: int) -> 
             f"opforge.{name}: target holds {int(target[place])} at {place}, which is neither a "
             f"class, 0 to {classes - 1}, nor ignore_index, {ignore_index}"
         )
-
-
-def _can_look_at(target: Tensor) -> bool:
-    return (
-        not torch.compiler.is_compiling()
-        and type(target) is Tensor
-        and (target.device.type == "cpu" or settings.check_labels())
-        and target.numel() > 0
-        and target.dtype == torch.int64
-        and not torch._C._are_functorch_transforms_active()
-    )
 
 
 def in_chunks(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import opforge
+from opforge.arguments import can_look_at
 from opforge.op import Backward, Make, Op
 
 
@@ -220,7 +221,7 @@ def rope(
             compiled, it makes the rotary part of that token NaN.
         interleaved: pairs are (2j, 2j + 1), not (j, j + rotary dim / 2).
     """
-    if positions is not None and _can_look_at(positions):
+    if positions is not None and can_look_at(positions) and positions.device.type == "cpu":
         low, high = positions.aminmax()
         if low < 0 or high >= cos.shape[0]:
             raise IndexError(
@@ -229,13 +230,3 @@ def rope(
             )
     q_out, k_out = op(q, k, cos, sin, positions, interleaved)
     return q_out, None if k is None else k_out
-
-
-def _can_look_at(positions: Tensor) -> bool:
-    return (
-        not torch.compiler.is_compiling()
-        and type(positions) is Tensor
-        and positions.device.type == "cpu"
-        and positions.numel() > 0
-        and not torch._C._are_functorch_transforms_active()
-    )
