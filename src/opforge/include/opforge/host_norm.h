@@ -173,9 +173,9 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
   for (const int64_t n : sizes(like).first(size_t(like.dim() - 1))) rows *= n;
   const bool has_stats = saved.rstd.numel() > 0;
   const auto check_statistic = [&](const Tensor& one) {
-    OPFORGE_CHECK(one.numel() == rows && same_device(one, like) &&
-                      dtype_code(one) == accumulator_dtype(like),
-                  name, "_backward: what the forward saved of each row has another size or dtype");
+    OPFORGE_CHECK(
+        one.numel() == rows && same_device(one, like) && dtype_code(one) == accumulator_dtype(like),
+        name, "_backward: what the forward saved of each row has another size or dtype");
   };
   if (has_stats) check_statistic(saved.rstd);
   if (has_stats && Centered) check_statistic(saved.mean);
