@@ -177,6 +177,21 @@ def eager() -> Callable[..., Tensor]:
     return run
 
 
+def quack() -> Callable[..., Tensor]:
+    """Quack's CuTe DSL kernels."""
+    from quack.cross_entropy import cross_entropy
+
+    def run(
+        logits: Tensor, target: Tensor, ignore: int, smoothing: float, z: float, *rest: Any
+    ) -> Any:
+        if smoothing or z:
+            raise NotImplementedError("quack's cross entropy has neither smoothing nor z-loss")
+        how = REDUCTIONS[rest[0]]
+        return cross_entropy(logits, target, ignore_index=ignore, reduction=how)
+
+    return run
+
+
 op = Op(
     schema="cross_entropy(Tensor logits, Tensor target, int ignore_index, float label_smoothing, "
     "float z_loss, int reduction, bool overwrite) "
@@ -196,7 +211,7 @@ op = Op(
     # Less the largest, exp, add.
     operations=lambda logits, *rest: 3 * logits.numel(),
     sized=sized,
-    peers={"log_softmax + nll_loss": eager},
+    peers={"log_softmax + nll_loss": eager, "quack": quack},
     rowwise=True,
     module=lambda logits, target, ignore, smoothing, z, reduction, overwrite: (
         opforge.nn.CrossEntropyLoss(

@@ -182,6 +182,31 @@ def liger() -> Callable[..., Any]:
     return run
 
 
+def quack() -> Callable[..., Any]:
+    """Quack's CuTe DSL kernels, which want float32 weights: others are converted on the way."""
+    from quack.rmsnorm import layernorm_bwd, layernorm_fwd
+
+    class Quack(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+            wide = weight.float(), bias.float()
+            y, rstd, mean = layernorm_fwd(x, *wide, eps, return_rstd=True, return_mean=True)
+            ctx.save_for_backward(x, weight, rstd, mean)
+            return y
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Any:
+            x, weight, rstd, mean = ctx.saved_tensors
+            return *layernorm_bwd(x, weight, grad, rstd, mean), None
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, *rest: Any) -> Any:
+        if residual is not None or rest[2] or rest[3]:
+            raise NotImplementedError("quack's layer_norm has nothing around it")
+        return Quack.apply(x, weight, bias, rest[1]), norms.no_tensor(x)
+
+    return run
+
+
 op = Op(
     schema="layer_norm(Tensor x, Tensor? weight, Tensor? bias, Tensor? residual, Tensor? seed, "
     "float eps, int before, int after, float p, bool save) "
@@ -208,7 +233,7 @@ op = Op(
         "plain": _arguments(make(*shape), make(shape[-1]), make(shape[-1])),
         "relu": _arguments(make(*shape), make(shape[-1]), make(shape[-1]), before=norms.RELU),
     },
-    peers={"liger": liger},
+    peers={"liger": liger, "quack": quack},
     rowwise=True,
     module=lambda x, weight, bias, residual, seed, eps, *rest: opforge.nn.LayerNorm(
         x.shape[-1], eps, weight is not None, bias is not None
