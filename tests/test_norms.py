@@ -353,3 +353,15 @@ def test_what_is_special_about_the_modules(device):
             module(torch.ones(10, 4))
         with pytest.raises(ValueError, match="residual must end in the dims"):
             module(torch.ones(4, 10), torch.ones(10, 4))
+
+
+@each_device
+def test_the_mean_beside_a_number_close_to_the_largest(device):
+    """Distances from it would add up to infinity, and mean and result be NaN."""
+    for place in (0, 7):
+        (x,) = drawn(device, (3, 40))
+        with torch.no_grad():
+            x[1, place] = 3e38
+        y = opforge.layer_norm(x)
+        assert y.isfinite().all()
+        assert (y[1].abs() < 1e-6).all()

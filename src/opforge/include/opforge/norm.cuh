@@ -63,6 +63,14 @@ struct Scale {
   A mean, rstd;
 };
 
+// What a mean is added up around: an element, so that a row of one value has no differences. But
+// not one close to the largest number, the distances from which would add up to infinity; then the
+// variance is infinite anyway.
+template <class A>
+__device__ __forceinline__ A pivot_of(A element) {
+  return element * element < A(INFINITY) ? element : A(0);
+}
+
 template <bool Centered, int N, class A>
 __device__ __forceinline__ void normalise(A (&v)[N], const Scale<A>& scale) {
 #pragma unroll
@@ -128,8 +136,7 @@ struct NormForward {
     }
   }
 
-  // Around the mean in two steps: no way in one is as exact, and the row is at hand. The mean is
-  // added up around an element: a row of one value has no deviations.
+  // Around the mean in two steps: no way in one is as exact, and the row is at hand.
   template <class Each, class Total>
   __device__ __forceinline__ Scale<A> settle(const Cursor& c, const Each& each,
                                              const Total& total) const {
@@ -137,18 +144,19 @@ struct NormForward {
     if constexpr (Centered) {
       Loaded<1> some = load<1>(c, 0);
       prepare(c, 0, some, true);
-      A pivot[1];
-      widen(some.h, pivot);
+      A element[1];
+      widen(some.h, element);
+      const A pivot = pivot_of(element[0]);
       Sum<A> sum;
       each([&]<int N>(const Loaded<N>& in) {
         A v[N];
         widen(in.h, v);
         A own = 0;  // by itself, so that vectors are added side by side
 #pragma unroll
-        for (int e = 0; e < N; ++e) own += v[e] - pivot[0];
+        for (int e = 0; e < N; ++e) own += v[e] - pivot;
         sum.value += own;
       });
-      mean = fma(total(sum).value, share, pivot[0]);
+      mean = fma(total(sum).value, share, pivot);
     }
     Sum<A> squares;
     each([&]<int N>(const Loaded<N>& in) {
