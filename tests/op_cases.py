@@ -20,6 +20,7 @@ KERNELS = (
     "bias_dropout_residual",
     "cross_entropy",
     "cumsum",
+    "group_norm",
     "layer_norm",
     "reduce_sum",
     "rope",

@@ -254,6 +254,6 @@ def loss_count(data: Data) -> str:
     parts = []
     for name in data.ops:
         results = data.results.of(name)
-        compared = sum(c.ratio is not None for c in contests(results))
-        parts.append(f"{name} {len(losses(results))} of {compared}")
+        if compared := sum(c.ratio is not None for c in contests(results)):
+            parts.append(f"{name} {len(losses(results))} of {compared}")
     return f"Workloads lost to the fastest other by more than {LOSS - 1:.0%}: {', '.join(parts)}."

@@ -127,6 +127,20 @@ USES = {
         torch.testing.assert_close(opforge.layer_norm(x, weight, bias), right)
         """,
     ),
+    "group_norm": Use(
+        "Around the convolutions of diffusion models and of networks with small batches, where a "
+        'silu follows: with `activation="silu"` both are one op. Images may be `channels_last`, as '
+        "convolutions on tensor cores want them; the result lies as they do, and nothing is "
+        "copied. As a module: `opforge.nn.GroupNorm`.",
+        """
+        x, weight, bias = torch.randn(2, 8, 4, 4), torch.randn(8), torch.randn(8)
+        x = x.contiguous(memory_format=torch.channels_last)
+        y = opforge.group_norm(x, 2, weight, bias, activation="silu")
+        right = torch.nn.functional.silu(torch.nn.functional.group_norm(x, 2, weight, bias))
+        torch.testing.assert_close(y, right)
+        assert y.is_contiguous(memory_format=torch.channels_last)
+        """,
+    ),
     "swiglu": Use(
         _GATED + "This is the gate of Llama, Mistral and Qwen. As a module: `opforge.nn.SwiGLU`.",
         """

@@ -9,7 +9,7 @@ from opforge.nn.dropout import Dropout
 from opforge.nn.elementwise import BiasGELU, ReLU, ScaleBiasReLU
 from opforge.nn.gated import GEGLU, ReGLU, SwiGLU
 from opforge.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss
-from opforge.nn.norm import LayerNorm, RMSNorm
+from opforge.nn.norm import GroupNorm, LayerNorm, RMSNorm
 from opforge.nn.rotary import RotaryEmbedding
 from opforge.nn.softmax import LogSoftmax, Softmax
 
@@ -18,6 +18,7 @@ __all__ = [
     "BiasGELU",
     "CrossEntropyLoss",
     "Dropout",
+    "GroupNorm",
     "LayerNorm",
     "LinearCrossEntropyLoss",
     "LogSoftmax",

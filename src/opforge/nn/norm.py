@@ -68,6 +68,43 @@ class RMSNorm(nn.RMSNorm):
         return super().extra_repr() + (f", offset={self.offset:g}" if self.offset else "")
 
 
+class GroupNorm(nn.GroupNorm):
+    """:class:`torch.nn.GroupNorm` by :func:`opforge.group_norm`: same arguments, same state.
+
+    Args:
+        bias: False leaves out the bias alone, as in :class:`torch.nn.LayerNorm`.
+        activation: ``"silu"`` for the activation that follows, in the same pass.
+    """
+
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        bias: bool = True,
+        activation: str | None = None,
+    ) -> None:
+        super().__init__(num_groups, num_channels, eps, affine, device, dtype)
+        if not bias:
+            self.register_parameter("bias", None)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The norm of ``x``, which has ``num_channels`` along dim 1."""
+        y: Tensor = opforge.group_norm(
+            x, self.num_groups, self.weight, self.bias, eps=self.eps, activation=self.activation
+        )
+        return y
+
+    def extra_repr(self) -> str:
+        """What repr() shows of the arguments."""
+        return super().extra_repr() + (f", activation={self.activation!r}" * bool(self.activation))
+
+
 def _over_rows(
     norm: Callable[..., Any], shape: tuple[int, ...], x: Tensor, residual: Tensor | None
 ) -> Any:

@@ -9,19 +9,31 @@ namespace opforge {
 template <class T>
 constexpr bool kShort = sizeof(T) == 2;
 
+// 2^f for f between -1/2 and 1/2, within a millionth
+constexpr float kTwoToThe[] = {0.999999261f, 0.693121815f, 0.240247448f, 0.0559178603f,
+                               0.00957010186f};
+
 // e^x for x <= 0 within a hundred-thousandth: for what is rounded to 16 bits.
 OPFORGE_INLINE vec<float> roughly_exp(vec<float> x) {
-  const vec<float> zero{}, least = -87.0f - zero, log2e = 1.44269504f - zero;
-  const vec<float> clamped = x < least ? least : x;
+  const vec<float> zero{}, log2e = 1.44269504f - zero;
+  const vec<float> clamped = at_least(x, -87.0f);
   constexpr float round = 0x1.8p23f;
   const vec<float> shifted = fma(clamped, log2e, round - zero);
-  // 2^f for f between -1/2 and 1/2
-  constexpr float c[] = {0.999999261f, 0.693121815f, 0.240247448f, 0.0559178603f, 0.00957010186f};
-  const vec<float> y = polynomial(fma(clamped, log2e, round - shifted), c);
+  const vec<float> y = polynomial(fma(clamped, log2e, round - shifted), kTwoToThe);
   // The whole part goes to the exponent. The low bits of a NaN from 16 bits are 0: it stays one.
   const vec<float> scaled =
       std::bit_cast<vec<float>>(std::bit_cast<Ints>(y) + (std::bit_cast<Ints>(shifted) << 23));
-  return x < least ? zero : scaled;
+  return x < -87.0f ? zero : scaled;
+}
+
+// e^x in the same way for any x, at least 2^-126, and infinite from 88.4 on.
+OPFORGE_INLINE vec<float> roughly_any_exp(vec<float> x) {
+  const vec<float> zero{}, log2e = 1.44269504f - zero;
+  const vec<float> clamped = at_least(at_most(x, 89.0f), -87.0f);
+  constexpr float round = 0x1.8p23f + 127;  // leaves the whole part with the bias of an exponent
+  const vec<float> shifted = fma(clamped, log2e, round - zero);
+  const vec<float> y = polynomial(fma(clamped, log2e, round - shifted), kTwoToThe);
+  return y * std::bit_cast<vec<float>>(std::bit_cast<Ints>(shifted) << 23);
 }
 
 struct Logistic {
@@ -51,20 +63,17 @@ template <class T>
 struct Silu {
   using V = vec<T>;
 
-  OPFORGE_INLINE V value(V x) const {
-    if constexpr (kShort<T>) return x * Logistic(x).value;
-    return x / (exp(-x) + 1);
-  }
+  OPFORGE_INLINE V value(V x) const { return x / below(x); }
   OPFORGE_INLINE V gradient(V x, V passed, V& value) const {
-    if constexpr (kShort<T>) {
-      const Logistic s(x);
-      value = x * s.value;
-      return passed * fma(x, s.slope, s.value);
-    } else {
-      const V below = exp(-x) + 1, sigmoid = 1 / below;
-      value = x / below;
-      return passed * sigmoid * fma(x, 1 - sigmoid, 1 - V{});
-    }
+    const V below = this->below(x), sigmoid = 1 / below;
+    value = kShort<T> ? x * sigmoid : x / below;
+    return passed * sigmoid * fma(x, 1 - sigmoid, 1 - V{});
+  }
+
+ private:
+  OPFORGE_INLINE static V below(V x) {
+    if constexpr (kShort<T>) return roughly_any_exp(-x) + 1;
+    return exp(-x) + 1;
   }
 };
 

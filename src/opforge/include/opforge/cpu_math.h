@@ -54,9 +54,7 @@ OPFORGE_INLINE vec<float> power_of_two(Ints k) {
 }
 
 OPFORGE_INLINE vec<float> exp(vec<float> x) {
-  // Beyond these the result is infinite or 0 anyway. NaN passes both.
-  x = x > 89.0f ? 89.0f - vec<float>{} : x;
-  x = x < -104.0f ? -104.0f - vec<float>{} : x;
+  x = at_least(at_most(x, 89.0f), -104.0f);  // beyond, the result is infinite or 0 anyway
   // x = n ln 2 + r: adding 1.5 · 2^23 leaves the nearest whole number in the last bits.
   constexpr float round = 0x1.8p23f;
   const vec<float> shifted = fma(x, 1.44269504f - vec<float>{}, round - vec<float>{});

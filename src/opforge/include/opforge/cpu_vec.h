@@ -80,7 +80,13 @@ OPFORGE_INLINE void store(bfloat16* p, vec<bfloat16> v) {
   const Bits bits = std::bit_cast<Bits>(v);
   const Bits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // as narrow<bfloat16>
   const Bits quiet_nan = Bits{} + 0x7fc0u;
-  const HalfBits raw = __builtin_convertvector(v != v ? quiet_nan : rounded, HalfBits);
+  const Bits wide = v != v ? quiet_nan : rounded;
+#if defined(__AVX2__)  // the same, but gcc 12 first clears the upper halves, which are clear
+  const HalfBits raw = HalfBits(_mm_packus_epi32(_mm256_castsi256_si128(__m256i(wide)),
+                                                 _mm256_extracti128_si256(__m256i(wide), 1)));
+#else
+  const HalfBits raw = __builtin_convertvector(wide, HalfBits);
+#endif
   std::memcpy(p, &raw, sizeof raw);
 }
 
@@ -130,6 +136,22 @@ OPFORGE_INLINE vec<double> fma(vec<double> a, vec<double> b, vec<double> c) {
   return _mm256_fmadd_pd(a, b, c);
 #else
   return a * b + c;
+#endif
+}
+
+// x, but no less or no more than a bound; NaN stays. (The operator ?: makes four instructions.)
+OPFORGE_INLINE vec<float> at_least(vec<float> x, float low) {
+#if defined(__AVX__)
+  return _mm256_max_ps(low - vec<float>{}, x);
+#else
+  return x < low ? low - vec<float>{} : x;
+#endif
+}
+OPFORGE_INLINE vec<float> at_most(vec<float> x, float high) {
+#if defined(__AVX__)
+  return _mm256_min_ps(high - vec<float>{}, x);
+#else
+  return x > high ? high - vec<float>{} : x;
 #endif
 }
 

@@ -237,6 +237,7 @@ __global__ void __launch_bounds__(kRowBound, 2) map_rows(const RowPlan p, const 
       if (has_end) body(single);
     };
     const auto settled = visitor.settle(cursor, each, total);
+    if (turn == 0) await_rows(p);
     // Two at a time: all at once would take too many registers, one at a time too long. And all
     // results first, so that no store holds up a load.
 #pragma unroll
@@ -270,6 +271,7 @@ __global__ void __launch_bounds__(kRowBound, 2) map_rows(const RowPlan p, const 
       if (has_end) body(single);
     };
     const auto settled = visitor.settle(cursor, each, total);
+    if (turn == 0) await_rows(p);
     owned([&](const auto& loaded, int64_t col) {
       const auto beside = visitor.template load_beside<N>(cursor, col);
       visitor.write(cursor, col, visitor.result(cursor, col, loaded, beside, settled));

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// group_norm of images that lie pixel by pixel: a sample is a matrix with a row per pixel and a
+// column per channel. Threads side by side take a vector of channels each, keep in registers what
+// belongs to them, and go down the pixels.
+#pragma once
+
+#include "kernel.cuh"
+
+namespace opforge {
+
+constexpr int kPixelThreads = 256;
+
+struct PixelPlan {
+  int64_t channels, pixels, samples;
+  int across;      // threads side by side
+  int height;      // and stacked
+  int64_t tiles;   // of channels
+  int64_t chunk;   // pixels of a block
+  int64_t chunks;  // of a sample
+
+  int64_t blocks() const { return samples * chunks * tiles; }
+  int64_t partials() const { return samples * chunks * channels; }
+};
+
+inline PixelPlan plan_pixels(int64_t samples, int64_t channels, int64_t pixels, int width) {
+  PixelPlan p{channels, pixels, samples};
+  const int64_t vectors = ceil_div(channels, width);
+  p.tiles = ceil_div(vectors, kPixelThreads / 2);
+  p.across = int(ceil_div(vectors, p.tiles));
+  p.height = kPixelThreads / p.across;
+  // As many blocks as fit the multiprocessors four times over, each with a few pixels per thread.
+  const int64_t wanted = ceil_div(int64_t(multiprocessors()) * 4, samples * p.tiles);
+  const int64_t most = ceil_div(pixels, int64_t(p.height) * 8);
+  p.chunk = ceil_div(pixels, std::max<int64_t>(1, std::min(wanted, most)));
+  p.chunks = ceil_div(pixels, p.chunk);
+  return p;
+}
+
+// A block's part of a sample, and this thread's place in it.
+template <int N>
+struct PixelPlace {
+  int64_t sample, chunk, channel;  // the first of N channels
+  int64_t first, end;              // pixels of this thread, p.height apart
+  int down;
+  bool exists;  // the last tile may have more threads than channels
+
+  __device__ __forceinline__ explicit PixelPlace(const PixelPlan& p) {
+    const int64_t block = blockIdx.x, parts = block / p.tiles;
+    down = int(threadIdx.x) / p.across;
+    const int64_t tile = block - parts * p.tiles;
+    channel = (tile * p.across + int(threadIdx.x) - down * p.across) * N;
+    sample = parts / p.chunks;
+    chunk = parts - sample * p.chunks;
+    first = chunk * p.chunk + down;
+    end = min(p.pixels, (chunk + 1) * p.chunk);
+    exists = down < p.height && channel < p.channels;
+  }
+};
+
+// Calls use(pixel, loaded) for the pixels of a thread, a few loads ahead.
+template <int AtOnce, int N, class Load, class Use>
+__device__ __forceinline__ void each_pixel(const PixelPlan& p, const PixelPlace<N>& place,
+                                           const Load& load, const Use& use) {
+  if (!place.exists) return;
+  int64_t pixel = place.first;
+  using Loaded = decltype(load(pixel));
+  for (; pixel + (AtOnce - 1) * p.height < place.end; pixel += AtOnce * p.height) {
+    Loaded loaded[AtOnce];
+#pragma unroll
+    for (int u = 0; u < AtOnce; ++u) loaded[u] = load(pixel + u * p.height);
+#pragma unroll
+    for (int u = 0; u < AtOnce; ++u) use(pixel + u * p.height, loaded[u]);
+  }
+  for (; pixel < place.end; pixel += p.height) use(pixel, load(pixel));
+}
+
+template <class T>
+struct Pixels {
+  T* data;
+  int64_t sample_stride, pixel_stride;
+
+  __device__ __forceinline__ T* at(int64_t sample, int64_t channel) const {
+    return data + sample * sample_stride + channel;
+  }
+};
+
+// The mean of some values of a group, less the group's first value, so that little of it is lost in
+// rounding; and the sum of their squared differences from it.
+template <class A>
+struct Moments {
+  A mean, squares;
+};
+
+template <class T>
+__device__ __forceinline__ compute_t<T> first_value(const GroupNorm<T>& norm,
+                                                    const Pixels<const T>& x, int64_t sample,
+                                                    int64_t channel) {
+  return pivot_of(widen(*x.at(sample, norm.members.divide(channel) * norm.members.divisor)));
+}
+
+// In two steps, with the first mean as a pivot.
+template <class A, class Count, class Get>
+__device__ __forceinline__ Moments<A> merge(int n, A count, const Count& count_of, const Get& get) {
+  const A pivot = pivot_of(get(0).mean);
+  A sum = 0, squares = 0;
+  for (int i = 0; i < n; ++i) sum = fma(A(count_of(i)), get(i).mean - pivot, sum);
+  const A mean = pivot + sum / count;
+  for (int i = 0; i < n; ++i) {
+    const Moments<A> one = get(i);
+    squares += fma(A(count_of(i)) * (one.mean - mean), one.mean - mean, one.squares);
+  }
+  return {mean, squares};
+}
+
+// Of each channel in each chunk of a sample.
+template <class T, int N>
+__global__ void __launch_bounds__(kPixelThreads)
+    pixel_moments(const GroupNorm<T> norm, const PixelPlan p, const Pixels<const T> x,
+                  Moments<compute_t<T>>* out) {
+  using A = compute_t<T>;
+  struct Stack {
+    Moments<A> of[kPixelThreads * N];
+  };
+  Stack& stack = shared<Stack>();
+  const PixelPlace<N> place(p);
+  const T* from = x.at(place.sample, place.channel);
+  // Around this thread's first value: that is one of those it adds up, so that what is taken off
+  // the squares at the end is no larger than they are.
+  A pivot[N] = {}, sum[N] = {}, squares[N] = {};
+  const auto load = [&](int64_t pixel) { return load_packed<N>(from + pixel * x.pixel_stride); };
+  const bool any = place.exists && place.first < place.end;
+  if (any) widen(load(place.first), pivot);
+#pragma unroll
+  for (int e = 0; e < N; ++e) pivot[e] = pivot_of(pivot[e]);
+  each_pixel<4>(p, place, load, [&](int64_t, const Packed<T, N>& in) {
+    A v[N];
+    widen(in, v);
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      const A away = v[e] - pivot[e];
+      sum[e] += away;
+      squares[e] = fma(away, away, squares[e]);
+    }
+  });
+  release_next();
+  if (place.exists) {
+    const A count = A(any ? (place.end - place.first + p.height - 1) / p.height : 1);
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      const A apart = sum[e] / count;
+      // Of the squares, which may be infinite, or NaN, those around the mean.
+      const A rest = fma(-sum[e], apart, squares[e]);
+      const A center = pivot[e] - first_value(norm, x, place.sample, place.channel + e) + apart;
+      stack.of[threadIdx.x * N + e] = {
+          center, squares[e] < A(INFINITY) ? (rest > A(0) ? rest : A(0)) : squares[e]};
+    }
+  }
+  __syncthreads();
+  const int64_t first = place.chunk * p.chunk;
+  const int length = int(place.end - first);
+  const int width = p.across * N;
+  const int64_t left = place.channel - (threadIdx.x - place.down * p.across) * N;  // of the tile
+  for (int i = threadIdx.x; i < width && left + i < p.channels; i += blockDim.x) {
+    const auto count_of = [&](int y) { return (length - y + p.height - 1) / p.height; };
+    out[(place.sample * p.chunks + place.chunk) * p.channels + left + i] = merge(
+        min(p.height, length), A(length), count_of, [&](int y) { return stack.of[y * width + i]; });
+  }
+}
+
+// A block per group: over its channels in all chunks.
+template <class T>
+__global__ void __launch_bounds__(128)
+    group_moments(const GroupNorm<T> norm, const PixelPlan p, int64_t groups,
+                  const Pixels<const T> x, const Moments<compute_t<T>>* parts, compute_t<T> eps,
+                  compute_t<T>* mean, compute_t<T>* rstd) {
+  using A = compute_t<T>;
+  const int64_t members = norm.members.divisor, sample = blockIdx.x / groups;
+  const int64_t first = (blockIdx.x - sample * groups) * members;
+  const auto each = [&](const auto& use) {
+    for (int64_t i = threadIdx.x; i < p.chunks * members; i += blockDim.x) {
+      const int64_t chunk = norm.members.divide(i);
+      const int64_t length = min(p.chunk, p.pixels - chunk * p.chunk);
+      use(A(length), parts[(sample * p.chunks + chunk) * p.channels + first + i - chunk * members]);
+    }
+  };
+  const RowPlan all{0, 0, 128, 1, 128, true};
+  await_previous();
+  const A pivot = pivot_of(parts[sample * p.chunks * p.channels + first].mean);
+  Sum<A> sum, squares;
+  each([&](A n, const Moments<A>& one) { sum.value = fma(n, one.mean - pivot, sum.value); });
+  const A count = A(members) * A(p.pixels);
+  const A center = pivot + row_total(all, sum, 0).value / count;
+  each([&](A n, const Moments<A>& one) {
+    squares.value += fma(n * (one.mean - center), one.mean - center, one.squares);
+  });
+  const A variance = row_total(all, squares, 1).value / count;
+  if (threadIdx.x == 0) {
+    mean[blockIdx.x] = first_value(norm, x, sample, first) + center;
+    rstd[blockIdx.x] = rsqrt(variance + eps);
+  }
+}
+
+// What N channels of a sample have in registers.
+template <class T, int N>
+struct PixelChannels {
+  using A = compute_t<T>;
+  A mean[N], rstd[N];
+  Affine<A> by[N];
+
+  __device__ __forceinline__ PixelChannels(const GroupNorm<T>& norm, const PixelPlace<N>& place,
+                                           int64_t groups, const A* means, const A* rstds) {
+    if (!place.exists) return;
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      const int64_t group = place.sample * groups + norm.members.divide(place.channel + e);
+      mean[e] = means[group];
+      rstd[e] = rstds[group];
+      by[e] = norm.affine(place.channel + e);
+    }
+  }
+  __device__ __forceinline__ A normed(int e, A v) const { return (v - mean[e]) * rstd[e]; }
+};
+
+template <class T, int N>
+__global__ void __launch_bounds__(kPixelThreads, 3)
+    pixels_forward(const GroupNorm<T> norm, const PixelPlan p, int64_t groups,
+                   const Pixels<const T> x, const compute_t<T>* mean, const compute_t<T>* rstd,
+                   const Pixels<T> y) {
+  using A = compute_t<T>;
+  const PixelPlace<N> place(p);
+  await_previous();
+  const PixelChannels<T, N> of(norm, place, groups, mean, rstd);
+  const T* from = x.at(place.sample, place.channel);
+  T* to = y.at(place.sample, place.channel);
+  each_pixel<4>(
+      p, place, [&](int64_t pixel) { return load_packed<N>(from + pixel * x.pixel_stride); },
+      [&](int64_t pixel, const Packed<T, N>& in) {
+        A v[N];
+        widen(in, v);
+#pragma unroll
+        for (int e = 0; e < N; ++e) v[e] = norm.forward(of.normed(e, v[e]), of.by[e]);
+        store<N>(to + pixel * y.pixel_stride, narrow<T>(v));
+      });
+}
+
+template <class T, int N>
+struct PixelPair {
+  Packed<T, N> x, grad;
+};
+
+// The sums of each channel in each chunk of a sample.
+template <class T, int N>
+__global__ void __launch_bounds__(kPixelThreads, 2)
+    pixel_sums(const GroupNorm<T> norm, const PixelPlan p, int64_t groups, const Pixels<const T> x,
+               const Pixels<const T> grad, const compute_t<T>* mean, const compute_t<T>* rstd,
+               compute_t<T>* weight_sums, compute_t<T>* bias_sums) {
+  using A = compute_t<T>;
+  struct Stack {
+    A of[2][kPixelThreads * N];
+  };
+  Stack& stack = shared<Stack>();
+  const PixelPlace<N> place(p);
+  const PixelChannels<T, N> of(norm, place, groups, mean, rstd);
+  const T *x_from = x.at(place.sample, place.channel),
+          *grad_from = grad.at(place.sample, place.channel);
+  A inner[N] = {}, sum[N] = {};
+  each_pixel<2>(
+      p, place,
+      [&](int64_t pixel) -> PixelPair<T, N> {
+        return {load_packed<N>(x_from + pixel * x.pixel_stride),
+                load_packed<N>(grad_from + pixel * grad.pixel_stride)};
+      },
+      [&](int64_t, const PixelPair<T, N>& in) {
+        A v[N], passed[N];
+        widen(in.x, v);
+        widen(in.grad, passed);
+#pragma unroll
+        for (int e = 0; e < N; ++e) {
+          const A normed = of.normed(e, v[e]);
+          const A here = norm.backward(normed, of.by[e], passed[e]);
+          inner[e] = fma(here, normed, inner[e]);
+          sum[e] += here;
+        }
+      });
+  release_next();
+  if (place.exists) {
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      stack.of[0][threadIdx.x * N + e] = inner[e];
+      stack.of[1][threadIdx.x * N + e] = sum[e];
+    }
+  }
+  __syncthreads();
+  const int width = p.across * N;
+  const int64_t left = place.channel - (threadIdx.x - place.down * p.across) * N;
+  for (int i = threadIdx.x; i < width && left + i < p.channels; i += blockDim.x) {
+    A total[2] = {};
+    for (int y = 0; y < p.height; ++y) {
+      total[0] += stack.of[0][y * width + i];
+      total[1] += stack.of[1][y * width + i];
+    }
+    const int64_t at = (place.sample * p.chunks + place.chunk) * p.channels + left + i;
+    weight_sums[at] = total[0];
+    bias_sums[at] = total[1];
+  }
+}
+
+template <class T, int N>
+__global__ void __launch_bounds__(kPixelThreads, 2)
+    pixels_gradient(const GroupNorm<T> norm, const PixelPlan p, int64_t groups,
+                    const Pixels<const T> x, const Pixels<const T> grad, const compute_t<T>* mean,
+                    const compute_t<T>* rstd, const GroupMeans<compute_t<T>>* means,
+                    const Pixels<T> out) {
+  using A = compute_t<T>;
+  const PixelPlace<N> place(p);
+  await_previous();
+  const PixelChannels<T, N> of(norm, place, groups, mean, rstd);
+  GroupMeans<A> group[N];
+  if (place.exists) {
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      group[e] = means[place.sample * groups + norm.members.divide(place.channel + e)];
+    }
+  }
+  const T *x_from = x.at(place.sample, place.channel),
+          *grad_from = grad.at(place.sample, place.channel);
+  T* to = out.at(place.sample, place.channel);
+  each_pixel<2>(
+      p, place,
+      [&](int64_t pixel) -> PixelPair<T, N> {
+        return {load_packed<N>(x_from + pixel * x.pixel_stride),
+                load_packed<N>(grad_from + pixel * grad.pixel_stride)};
+      },
+      [&](int64_t pixel, const PixelPair<T, N>& in) {
+        A v[N], passed[N];
+        widen(in.x, v);
+        widen(in.grad, passed);
+#pragma unroll
+        for (int e = 0; e < N; ++e) {
+          const A normed = of.normed(e, v[e]);
+          const A here = norm.backward(normed, of.by[e], passed[e]);
+          v[e] = group[e].gradient(normed, of.rstd[e], of.by[e].weight, here);
+        }
+        store<N>(to + pixel * out.pixel_stride, narrow<T>(v));
+      });
+}
+
+}  // namespace opforge
