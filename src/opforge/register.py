@@ -10,7 +10,7 @@ of others is that composition, and has no fallback.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -89,7 +89,7 @@ def _register_derived(
         )
 
     def implementation(*values: Any) -> Any:
-        return _fresh(derived.reference(*values), values, None)
+        return _fresh(derived.reference(*values), values)
 
     def unsupported(ctx: Any, *grads: Any) -> Any:
         raise NotImplementedError(
@@ -118,19 +118,20 @@ def _define(
     pointwise: bool,
 ) -> None:
     """Schema, fallback, fake kernel and vmap of one function."""
-    like_slot = None if like is None else [a.name for a in schema.args].index(like)
+    slots = _like_slots(op, schema, like)
     for variant in ("default", BELOW):
         name = schema.name if variant == "default" else f"{schema.name}.{variant}"
         library.define(schema.under(name), tags=(torch.Tag.pt2_compliant_tag,))
         library.impl(
             name,
-            _fallback(op, name, _overload(op, schema, variant), reference, like_slot),
+            _fallback(op, name, _overload(op, schema, variant), reference, slots),
             "CompositeExplicitAutograd",
         )
     library.impl(f"{schema.name}.{BELOW}", torch.library.fallthrough_kernel, "Autograd")
 
     def fake(*args: Any) -> Any:
-        return as_result([_empty(o, args, like_slot) for o in as_tuple(reference(*args))])
+        made = enumerate(as_tuple(reference(*args)))
+        return as_result([_empty(output, args, slots, i) for i, output in made])
 
     torch.library.register_fake(f"{op.namespace}::{schema.name}", fake, lib=library)
     _register_vmap(library, op, schema, pointwise)
@@ -149,17 +150,17 @@ def _compose(op: Op) -> None:
 
     def run_forward(*args: Any) -> Any:
         check_arguments(op, args)
-        return _fresh(forward(*args), args, None)
+        return _fresh(forward(*args), args)
 
     def run_backward(*args: Any) -> Any:
-        return _fresh(backward(*args), args, None)
+        return _fresh(backward(*args), args)
 
     names = (schema.name for schema in op.kernels)
     op._composed = dict(zip(names, (run_forward, run_backward), strict=True))
 
 
 def _fallback(
-    op: Op, name: str, overload: Any, reference: Callable[..., Any], like_slot: int | None
+    op: Op, name: str, overload: Any, reference: Callable[..., Any], slots: Sequence[int | None]
 ) -> Callable[..., Any]:
     """Serves until the compiled kernel is there, and after that where there is none."""
     if composed := op._composed.get(name.partition(".")[0]):
@@ -171,7 +172,7 @@ def _fallback(
         tensor = next(a for a in args if isinstance(a, torch.Tensor))
         if load.ensure(op, name, tensor.device.type):
             return overload(*args)
-        return _fresh(reference(*args), args, like_slot)
+        return _fresh(reference(*args), args, slots)
 
     return fallback
 
@@ -214,19 +215,29 @@ def _like_of_backward(op: Op, schema: Schema) -> str | None:
     return next((n for n in (op.like, op.forward.returns[0].name) if n in always), None)
 
 
-def _empty(output: torch.Tensor, args: tuple[Any, ...], like_slot: int | None) -> torch.Tensor:
-    """Storage for an output by the package's rule: contiguous, or with the strides of ``like``."""
-    if like_slot is not None and args[like_slot].shape == output.shape:
-        return torch.empty_like(args[like_slot], dtype=output.dtype)
+def _like_slots(op: Op, schema: Schema, like: str | None) -> list[int | None]:
+    """The argument whose strides each return takes, if it has its shape; statistics take none's."""
+    slot = None if like is None else [a.name for a in schema.args].index(like)
+    statistics = len(op.statistics) if schema is op.forward else 0
+    return [slot] * (len(schema.returns) - statistics) + [None] * statistics
+
+
+def _empty(
+    output: torch.Tensor, args: tuple[Any, ...], slots: Sequence[int | None], i: int
+) -> torch.Tensor:
+    """Storage for return i by the package's rule: contiguous, or with the strides of ``like``."""
+    slot = slots[i] if i < len(slots) else None
+    if slot is not None and args[slot].shape == output.shape:
+        return torch.empty_like(args[slot], dtype=output.dtype)
     return torch.empty(output.shape, dtype=output.dtype, device=output.device)
 
 
-def _fresh(result: Any, args: tuple[Any, ...], like_slot: int | None) -> Any:
+def _fresh(result: Any, args: tuple[Any, ...], slots: Sequence[int | None] = ()) -> Any:
     """A reference's outputs with the promised strides, aliasing neither an input nor each other."""
     taken = {a.untyped_storage()._cdata for a in args if isinstance(a, torch.Tensor)}
     made = []
-    for output in as_tuple(result):
-        promised = _empty(output, args, like_slot)
+    for i, output in enumerate(as_tuple(result)):
+        promised = _empty(output, args, slots, i)
         if output.stride() != promised.stride() or output.untyped_storage()._cdata in taken:
             output = promised.copy_(output)
         taken.add(output.untyped_storage()._cdata)
