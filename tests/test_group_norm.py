@@ -244,12 +244,14 @@ def test_nothing_in_nothing_out(device, layout):
         assert not of_bias.any()
 
 
-# On a GPU: planes of several pieces; of no equal ones, so that a cluster takes each; a group that
-# no cluster holds; channels that no block holds, in vectors and one by one; many chunks of pixels.
+# On a GPU: planes of several pieces; of no equal ones, so that a cluster takes each, by vectors
+# and one by one; a group that no cluster holds; channels that no block holds; chunks of pixels.
 SHARED = [
     (torch.contiguous_format, (1, 2, 128, 160), 1),
     (torch.contiguous_format, (1, 2, 131, 157), 2),
+    (torch.contiguous_format, (1, 8, 131, 157), 8),
     (torch.contiguous_format, (1, 3, 300, 300), 1),
+    (torch.contiguous_format, (1, 8, 303, 301), 2),
     (torch.channels_last, (1, 2056, 3, 3), 257),
     (torch.channels_last, (1, 2057, 3, 3), 11),
     (torch.channels_last, (2, 16, 64, 64), 4),
@@ -344,3 +346,20 @@ def test_what_is_special_about_the_module(device):
     torch.testing.assert_close(module(x), theirs(x, 4, module.weight, None, "silu").float())
     with pytest.raises(ValueError, match=r"weight must have shape \(8,\)"):
         module(x[:, :8])
+
+
+def test_the_module_without_a_bias_and_with_another_activation():
+    made = opforge.nn.GroupNorm(2, 6, bias=False)
+    torch.nn.init.normal_(made.weight)
+    made.reset_parameters()
+    assert made.bias is None
+    assert torch.equal(made.weight, torch.ones(6))
+    with pytest.raises(ValueError, match="activation must be \"silu\" or None, got 'relu'"):
+        opforge.nn.GroupNorm(2, 6, activation="relu")
+
+
+def test_statistics_of_the_shape_of_x_do_not_take_its_strides():
+    x = torch.randn(6, 4).t().requires_grad_()
+    fake = torch.ops.opforge.group_norm(x.to("meta"), None, None, 6, 1e-5, False, True)
+    real = torch.ops.opforge.group_norm(x, None, None, 6, 1e-5, False, True)
+    assert [t.stride() for t in fake] == [t.stride() for t in real] == [(1, 4), (6, 1), (6, 1)]

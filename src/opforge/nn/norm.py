@@ -88,10 +88,19 @@ class GroupNorm(nn.GroupNorm):
         bias: bool = True,
         activation: str | None = None,
     ) -> None:
+        if activation not in ("silu", None):
+            raise ValueError(f'opforge.nn: activation must be "silu" or None, got {activation!r}')
         super().__init__(num_groups, num_channels, eps, affine, device, dtype)
         if not bias:
             self.register_parameter("bias", None)
         self.activation = activation
+
+    def reset_parameters(self) -> None:
+        """Weights of 1 and biases of 0, as at construction."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """The norm of ``x``, which has ``num_channels`` along dim 1."""

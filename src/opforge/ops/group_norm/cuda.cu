@@ -27,8 +27,6 @@ struct Given {
   }
 };
 
-constexpr int64_t kMostPieces = 4096;  // of a plane
-
 // Samples of channels of pixels. Planes: the pixels of a channel are neighbours, and so are its
 // planes. Pixels: the channels of a pixel are neighbours. Neither: strides that have no kernel.
 struct Images {
@@ -46,8 +44,9 @@ struct Images {
     are_pixels = merged && (channels == 1 || channel_stride == 1);
     if (pixels == 1) pixel_stride = channels;
     if (samples == 1) sample_stride = channels * pixels;
-    // Where samples are apart, Rows counts in 32 bits, and 0 means that they are not.
-    const bool counted = samples * channels * kMostPieces < int64_t(1) << 31;
+    // Where samples are apart, Rows counts in 32 bits, and 0 means that they are not. A plane has
+    // no more pieces than this; see cut().
+    const bool counted = samples * channels * (pixels / 1024 + 4) < int64_t(1) << 31;
     are_planes = are_planes && (dense_samples() || (counted && sample_stride != 0));
   }
   bool dense_samples() const { return sample_stride == channels * pixels; }
@@ -230,9 +229,12 @@ struct Gradients {
 // Pieces of one length, a multiple of a vector, that a block holds. One, where there is no such
 // length: then a cluster takes the plane.
 int64_t cut(int64_t pixels, int64_t most) {
-  int64_t pieces = ceil_div(pixels, most);
-  while (pieces <= kMostPieces && pixels % (pieces * 8) != 0) ++pieces;
-  return pixels <= most || pieces > kMostPieces ? 1 : pieces;
+  const int64_t least = ceil_div(pixels, most);
+  if (least == 1 || pixels % 8 != 0) return 1;
+  for (int64_t pieces = least; pieces <= 4 * least; ++pieces) {
+    if (pixels % (pieces * 8) == 0) return pieces;
+  }
+  return 1;
 }
 
 template <class T>
@@ -261,7 +263,7 @@ class BackwardRun {
     const int64_t rows = x_.samples * x_.channels * pieces, cols = x_.pixels / pieces;
     const Partials<A> sums(x_.samples * pieces, x_.channels, x_.tensor);
     const bool vectors = tuning.vec != 1 && x_.begins<T>(N) && grad_.begins<T>(N) &&
-                         x_.channels * x_.pixels % N == 0;
+                         x_.channels * x_.pixels % N == 0 && cols >= N;
     const auto run = [&](auto visitor) {
       visitor.x = x_.rows<T>(cols);
       visitor.grad = grad_.rows<T>(cols);
@@ -311,17 +313,18 @@ class BackwardRun {
 
   void finish(int64_t parts, const Partials<A>& sums) {
     const int height = parts <= 16 ? 4 : 32;
-    const Config config{dim3(unsigned(ceil_div(x_.channels, 32))), dim3(32 * height), stream_};
-    const auto add_up = [&](const Tensor& to, const A* from) {
-      if (to.numel() == 0) return;
+    const auto add_up = [&](const Tensor& to, const Tensor* other, const A* from) {
       dispatch(dtype_of(to), [&]<class Out>(Type<Out>) {
-        Out* const none = nullptr;
-        launch(finish_sums<A, Out>, config, from, int64_t(0), int(parts), x_.channels,
-               mutable_data<Out>(to), none);
+        const dim3 grid(unsigned(ceil_div(x_.channels, 32)), other == nullptr ? 1 : 2);
+        launch(finish_sums<A, Out>, {grid, dim3(32 * height), stream_}, from, parts * x_.channels,
+               int(parts), x_.channels, mutable_data<Out>(to),
+               other == nullptr ? nullptr : mutable_data<Out>(*other));
       });
     };
-    add_up(out_.weight, sums.weight());
-    add_up(out_.bias, sums.bias());
+    const bool both =
+        given_.weight && given_.bias && dtype_code(*given_.weight) == dtype_code(*given_.bias);
+    if (given_.weight) add_up(out_.weight, both ? &out_.bias : nullptr, sums.weight());
+    if (given_.bias && !both) add_up(out_.bias, nullptr, sums.bias());
   }
 
   const Given& given_;

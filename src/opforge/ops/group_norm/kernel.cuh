@@ -3,9 +3,9 @@
 // 1.5 copies.
 //
 // Planes (NCHW): a group is one run of memory, a row of rows.cuh with a weight per plane; the
-// forward reads it once. Pixels (NHWC): pixels.cuh. The backward sums each channel, of which the
-// totals of a group and the gradients of weight and bias follow, and reads its operands again for
-// grad_x, in part from the L2 cache.
+// forward reads it once, if a cluster holds it. Pixels (NHWC): pixels.cuh. The backward sums each
+// channel, of which the totals of a group and the gradients of weight and bias follow, and reads
+// its operands again for grad_x, in part from the L2 cache.
 #pragma once
 
 #include <opforge/activations.cuh>
@@ -151,7 +151,7 @@ struct PlaneRows : NothingBeside {
   };
   // What the elements of a plane have in common; planes are counted through all samples.
   struct Plane {
-    int64_t index, channel, group;
+    int64_t group;
     A mean, rstd;
     Affine<A> by;
   };
@@ -170,7 +170,7 @@ struct PlaneRows : NothingBeside {
   __device__ __forceinline__ Plane plane_of(const Cursor& c) const {
     const int64_t index = pieces.divide(c.row), group = norm.members.divide(index);
     const int64_t channel = index - channels.divide(index) * channels.divisor;
-    return {index, channel, group, mean[group], rstd[group], norm.affine(channel)};
+    return {group, mean[group], rstd[group], norm.affine(channel)};
   }
   // Calls use(e, normed, gradient of z).
   template <int N, class Use>

@@ -251,8 +251,8 @@ def group_norm(
 ) -> Tensor:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over each group of channels of each sample.
 
-    Computed in float32 and returned in the dtype and the layout of ``x``: plane by plane (NCHW) or
-    pixel by pixel (``channels_last``), neither of which is copied first.
+    Computed in float32, float64 in float64, and returned in the dtype and the layout of ``x``:
+    plane by plane (NCHW) or pixel by pixel (``channels_last``), neither of which is copied first.
 
     Args:
         x: samples, channels, and any dims after them.

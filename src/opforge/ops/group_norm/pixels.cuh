@@ -28,10 +28,12 @@ inline PixelPlan plan_pixels(int64_t samples, int64_t channels, int64_t pixels, 
   p.tiles = ceil_div(vectors, kPixelThreads / 2);
   p.across = int(ceil_div(vectors, p.tiles));
   p.height = kPixelThreads / p.across;
-  // As many blocks as fit the multiprocessors four times over, each with a few pixels per thread.
+  // As many blocks as fit the multiprocessors four times over, each with a few pixels per thread,
+  // and not so many that the sums of a thread get inexact.
   const int64_t wanted = ceil_div(int64_t(multiprocessors()) * 4, samples * p.tiles);
   const int64_t most = ceil_div(pixels, int64_t(p.height) * 8);
-  p.chunk = ceil_div(pixels, std::max<int64_t>(1, std::min(wanted, most)));
+  const int64_t least = ceil_div(pixels, int64_t(p.height) * 256);
+  p.chunk = ceil_div(pixels, std::clamp(wanted, least, most));
   p.chunks = ceil_div(pixels, p.chunk);
   return p;
 }
