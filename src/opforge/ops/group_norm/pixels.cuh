@@ -250,6 +250,35 @@ struct PixelPair {
   Packed<T, N> x, grad;
 };
 
+// Calls use(pixel, normed, gradient of z) for the pixels of a thread.
+template <class T, int N, class Use>
+__device__ __forceinline__ void each_gradient(const GroupNorm<T>& norm, const PixelPlan& p,
+                                              const PixelPlace<N>& place,
+                                              const PixelChannels<T, N>& of,
+                                              const Pixels<const T>& x, const Pixels<const T>& grad,
+                                              const Use& use) {
+  using A = compute_t<T>;
+  const T *x_from = x.at(place.sample, place.channel),
+          *grad_from = grad.at(place.sample, place.channel);
+  each_pixel<2>(
+      p, place,
+      [&](int64_t pixel) -> PixelPair<T, N> {
+        return {load_packed<N>(x_from + pixel * x.pixel_stride),
+                load_packed<N>(grad_from + pixel * grad.pixel_stride)};
+      },
+      [&](int64_t pixel, const PixelPair<T, N>& in) {
+        A normed[N], passed[N];
+        widen(in.x, normed);
+        widen(in.grad, passed);
+#pragma unroll
+        for (int e = 0; e < N; ++e) {
+          normed[e] = of.normed(e, normed[e]);
+          passed[e] = norm.backward(normed[e], of.by[e], passed[e]);
+        }
+        use(pixel, normed, passed);
+      });
+}
+
 // The sums of each channel in each chunk of a sample.
 template <class T, int N>
 __global__ void __launch_bounds__(kPixelThreads, 2)
@@ -263,27 +292,15 @@ __global__ void __launch_bounds__(kPixelThreads, 2)
   Stack& stack = shared<Stack>();
   const PixelPlace<N> place(p);
   const PixelChannels<T, N> of(norm, place, groups, mean, rstd);
-  const T *x_from = x.at(place.sample, place.channel),
-          *grad_from = grad.at(place.sample, place.channel);
   A inner[N] = {}, sum[N] = {};
-  each_pixel<2>(
-      p, place,
-      [&](int64_t pixel) -> PixelPair<T, N> {
-        return {load_packed<N>(x_from + pixel * x.pixel_stride),
-                load_packed<N>(grad_from + pixel * grad.pixel_stride)};
-      },
-      [&](int64_t, const PixelPair<T, N>& in) {
-        A v[N], passed[N];
-        widen(in.x, v);
-        widen(in.grad, passed);
+  each_gradient(norm, p, place, of, x, grad,
+                [&](int64_t, const A(&normed)[N], const A(&passed)[N]) {
 #pragma unroll
-        for (int e = 0; e < N; ++e) {
-          const A normed = of.normed(e, v[e]);
-          const A here = norm.backward(normed, of.by[e], passed[e]);
-          inner[e] = fma(here, normed, inner[e]);
-          sum[e] += here;
-        }
-      });
+                  for (int e = 0; e < N; ++e) {
+                    inner[e] = fma(passed[e], normed[e], inner[e]);
+                    sum[e] += passed[e];
+                  }
+                });
   release_next();
   if (place.exists) {
 #pragma unroll
@@ -324,27 +341,16 @@ __global__ void __launch_bounds__(kPixelThreads, 2)
       group[e] = means[place.sample * groups + norm.members.divide(place.channel + e)];
     }
   }
-  const T *x_from = x.at(place.sample, place.channel),
-          *grad_from = grad.at(place.sample, place.channel);
   T* to = out.at(place.sample, place.channel);
-  each_pixel<2>(
-      p, place,
-      [&](int64_t pixel) -> PixelPair<T, N> {
-        return {load_packed<N>(x_from + pixel * x.pixel_stride),
-                load_packed<N>(grad_from + pixel * grad.pixel_stride)};
-      },
-      [&](int64_t pixel, const PixelPair<T, N>& in) {
-        A v[N], passed[N];
-        widen(in.x, v);
-        widen(in.grad, passed);
+  each_gradient(norm, p, place, of, x, grad,
+                [&](int64_t pixel, const A(&normed)[N], const A(&passed)[N]) {
+                  A v[N];
 #pragma unroll
-        for (int e = 0; e < N; ++e) {
-          const A normed = of.normed(e, v[e]);
-          const A here = norm.backward(normed, of.by[e], passed[e]);
-          v[e] = group[e].gradient(normed, of.rstd[e], of.by[e].weight, here);
-        }
-        store<N>(to + pixel * out.pixel_stride, narrow<T>(v));
-      });
+                  for (int e = 0; e < N; ++e) {
+                    v[e] = group[e].gradient(normed[e], of.rstd[e], of.by[e].weight, passed[e]);
+                  }
+                  store<N>(to + pixel * out.pixel_stride, narrow<T>(v));
+                });
 }
 
 }  // namespace opforge
