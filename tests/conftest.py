@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench_runs import bench  # noqa: F401  a fixture
 from helpers import REAL_CXX, write_op
 
 from opforge import sim
