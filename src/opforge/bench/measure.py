@@ -129,8 +129,15 @@ class _Measurement:
         like = [o for o, w in zip(outputs, self._wanted, strict=True) if w]
         make = DeviceMake(self._work.dtype, self._clock.device)
 
+        def gradient(make: DeviceMake, output: torch.Tensor) -> torch.Tensor:
+            found = make(*output.shape).to(output.dtype)
+            if found.stride() == output.stride():
+                return found
+            # As autograd would have it: of an image, say, with its channels last.
+            return torch.empty_like(output).copy_(found)
+
         def gradients(make: DeviceMake) -> tuple[torch.Tensor, ...]:
-            return tuple(make(*o.shape).to(o.dtype) for o in like)
+            return tuple(gradient(make, o) for o in like)
 
         return make_sets(make, gradients, count)
 
