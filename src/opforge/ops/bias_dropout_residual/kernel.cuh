@@ -65,7 +65,7 @@ struct BiasDropoutResidualBackward {
         if constexpr (!Whole) to[e] = out.value[e];
       }
     }
-    if constexpr (Whole) store<N>(to, out);
+    if constexpr (Whole) store<N>(to, Packed<T, N>(out));
   }
 };
 

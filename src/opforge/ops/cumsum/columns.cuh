@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kColumnThreads, 2)
         own[e] = next;
       }
       if (kVectors) {
-        if (have > 0) store<N>(to + r * y_hop, v[r]);
+        if (have > 0) store<N>(to + r * y_hop, Packed<T, N>(v[r]));
       } else {
 #pragma unroll
         for (int e = 0; e < N; ++e) {

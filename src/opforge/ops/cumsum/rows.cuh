@@ -54,7 +54,7 @@ struct Chunk {
     const int at = j * step;
     if (reverse()) turn(v);
     if (at >= low && at + N <= high) {
-      opforge::store<N>(y + at, v);
+      opforge::store<N>(y + at, Packed<T, N>(v));
     } else {
 #pragma unroll
       for (int e = 0; e < N; ++e) {

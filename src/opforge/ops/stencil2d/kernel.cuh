@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(Tile::kThreads) stencil(const StencilParams<ty
     const int64_t row = place.top + r;
     if (row >= p.height) return;
     store<N>(p.out + (place.plane * p.height + row) * p.width + col,
-             weighted<T, N>(w, p.count, around));
+             Packed<T, N>(weighted<T, N>(w, p.count, around)));
   });
 }
 
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(Tile::kThreads)
       const int64_t row = place.top + r;
       if (row >= p.height) return;
       T* const to = p.out + (place.plane * p.height + row) * p.width + col;
-      store<N>(to, weighted<T, N>(turned, p.count, around));
+      store<N>(to, Packed<T, N>(weighted<T, N>(turned, p.count, around)));
       const bool edge_row = row < kEdge || row >= p.height - kEdge;
       if (edge_row || col < kEdge || col + N > p.width - kEdge) {
 #pragma unroll 1
