@@ -173,6 +173,30 @@ def test_a_weight_has_a_dtype_of_its_own(device, name):
 
 @each_norm
 @each_device
+def test_parameters_lie_anywhere_beside_any_rows(device, name):
+    def placed(dtype, cols, skipped):
+        (flat,) = drawn(device, (skipped + cols,), dtype=dtype)
+        return flat.detach()[skipped:]
+
+    short, wide = torch.bfloat16, torch.float32
+    kinds = [((short, 0), (short, 0)), ((wide, 0), (wide, 0)), ((short, 3), (short, 0))]
+    kinds += [((wide, 0), (short, 0)), ((wide, 1), (wide, 2)), (None, (short, 0)), (None, None)]
+    for cols in (40, 43, 1285):
+        x, residual = (t.detach() for t in drawn(device, (3, cols), (3, cols), dtype=short))
+        for kind in kinds:
+            both = [None if k is None else placed(k[0], cols, k[1]) for k in kind]
+            given = both if name == "layer_norm" else both[:1]
+            for extra in ({}, {"relu": "after"}, {"residual": residual}):
+                y = getattr(opforge, name)(x, *given, eps=1e-5, **extra)
+                y = y[0] if "residual" in extra else y
+                h = x + residual if "residual" in extra else x
+                exact = theirs(name, h.double(), *[p if p is None else p.double() for p in given])
+                exact = exact.relu() if "relu" in extra else exact
+                torch.testing.assert_close(y, exact.to(short), msg=f"{cols} {kind} {list(extra)}")
+
+
+@each_norm
+@each_device
 def test_statistics_that_are_not_saved_are_computed_again(device, name):
     x, residual, weight = drawn(device, (6, 40), (6, 40), (40,))
     norm = getattr(opforge, name)
@@ -219,6 +243,16 @@ def test_the_variance_of_numbers_far_from_zero(device):
     x = (x.detach() + 3000).requires_grad_()
     exact = theirs("layer_norm", x.double()).float()
     torch.testing.assert_close(opforge.layer_norm(x), exact, atol=1e-3, rtol=1e-3)
+
+
+@each_device
+def test_a_row_of_one_value_has_no_deviation(device):
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        for cols in (40, 43, 1285):
+            weight, bias = parameters_of("layer_norm", device, cols, dtype)
+            for value in (0.1, -1234.567):
+                x = torch.full((3, cols), value, dtype=dtype, device=device)
+                assert torch.equal(opforge.layer_norm(x, weight, bias), bias.expand(3, cols))
 
 
 @each_norm

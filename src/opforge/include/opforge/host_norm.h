@@ -5,6 +5,7 @@
 #include <opforge/host_rows.h>
 
 #include <opforge/norm_long.cuh>
+#include <opforge/norm_stream.cuh>
 
 namespace opforge {
 
@@ -56,10 +57,52 @@ struct NormResult {
   Tensor y, h, mean, rstd;
 };
 
-// Whether a parameter can be read as x is, in the same vectors.
-inline bool goes_with(const ParamView& param, const Tensor& x) {
-  return param.tensor && dtype_code(*param.tensor) == dtype_code(x) &&
-         misalignment(static_cast<const char*>(param.tensor->const_data_ptr())) == 0;
+// Whether the parameters that there are can be read in vectors of this dtype.
+inline bool all_are(int32_t dtype, std::initializer_list<const ParamView*> params) {
+  for (const ParamView* p : params) {
+    if (p->tensor && (dtype_code(*p->tensor) != dtype ||
+                      misalignment(static_cast<const char*>(p->tensor->const_data_ptr())) != 0)) {
+      return false;
+    }
+  }
+  return true;
+}
+
+template <class T>
+const T* end_of(const RowsView& v, int64_t cols) {
+  int64_t last = cols;
+  for (int d = 0; d < v.leading.rank; ++d) last += (v.leading.size[d] - 1) * v.leading.stride[0][d];
+  return data<T>(v.tensor) + last;
+}
+
+// Whether norm_stream took the rows: long ones with nothing around them.
+template <class T, bool Centered>
+bool stream_rows(const RowsView& from, const Param& weight, const Param& bias, double eps,
+                 double offset, bool ragged, const NormResult& out) {
+  using A = compute_t<T>;
+  const Tensor& x = from.tensor;
+  const int64_t cols = x.size(x.dim() - 1);
+  NormStream<T> p;
+  if (!plan_stream<T, Centered>(x.numel() / cols, cols, ragged, p)) return false;
+  p.ring.source[0] = from.read<T>();
+  p.ring.end[0] = end_of<T>(from, cols);
+  p.y = mutable_data<T>(out.y);
+  p.mean = out.mean.numel() > 0 ? mutable_data<A>(out.mean) : nullptr;
+  p.rstd = out.rstd.numel() > 0 ? mutable_data<A>(out.rstd) : nullptr;
+  p.weight = weight;
+  p.bias = bias;
+  p.offset = weight.data != nullptr ? A(offset) : A(0);
+  p.eps = A(eps);
+  p.share = A(1) / A(cols);
+  const auto run = [&](auto kernel) {
+    if (!can_cluster(kernel)) return false;
+    launch(kernel,
+           {dim3(unsigned(p.parts * p.plan.cluster)), dim3(p.plan.block + kWarp), current_stream(x),
+            size_t(p.ring.stages) * p.ring.tile_bytes, false, p.plan.cluster},
+           p);
+    return true;
+  };
+  return ragged ? run(norm_stream<T, Centered, true>) : run(norm_stream<T, Centered, false>);
 }
 
 // Into what is there of `out`: without a y, only the statistics.
@@ -73,18 +116,26 @@ void normalise_rows(const Tensor& x, const std::optional<Tensor>& weight_,
   const RowsView from = as_rows(x), to = writes ? as_rows(out.y) : from;
   const RowsView other = residual ? as_rows(*residual) : to;
   const int64_t cols = x.size(x.dim() - 1), rows = x.numel() / cols;
+  const bool like_x = all_are(dtype_code(x), {&weight, &bias});
+  const bool floats = all_are(aoti_torch_dtype_float32(), {&weight, &bias});
   const bool plain = writes && !residual && around.before == 0 && around.after == 0 &&
-                     offset == 0 && goes_with(weight, x) && (!Centered || goes_with(bias, x));
+                     offset == 0 && like_x && weight.tensor && (!Centered || bias.tensor);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
     with_row_vectors<T>({&to, &from, &other}, [&]<int N>(Width<N>, bool ragged) {
-      Extras extras = around.dropout() ? Extras::all : Extras::no_dropout;
-      if (plain && !ragged && N > 1) extras = Extras::none;
+      if constexpr (N > 1 && sizeof(T) < 8) {
+        if (writes && !residual && around.before == 0 && around.after == 0 &&
+            stream_rows<T, Centered>(from, weight.read(), bias.read(), eps, offset, ragged, out)) {
+          return;
+        }
+      }
+      Extras extras = around.dropout() || !(like_x || floats) ? Extras::all : Extras::no_dropout;
+      if (plain && N > 1) extras = Extras::none;
       // What is rare is compiled once.
       const auto kernel = map_rows<N, false, true, NormForward<T, Centered, Extras::all>>;
       if (N == 1 || !plan_rows<N>(rows, cols, ragged, kernel).held) extras = Extras::all;
-      with_extras<T>(extras, [&]<Extras E>(std::integral_constant<Extras, E>) {
+      const auto run = [&]<Extras E, class W>(std::integral_constant<Extras, E>, Type<W>) {
         using A = compute_t<T>;
-        NormForward<T, Centered, E> visitor;
+        NormForward<T, Centered, E, W> visitor;
         visitor.x = from.read<T>();
         if (residual) visitor.residual = other.read<T>();
         visitor.h = residual ? mutable_data<T>(out.h) : nullptr;
@@ -95,11 +146,17 @@ void normalise_rows(const Tensor& x, const std::optional<Tensor>& weight_,
         visitor.bias = bias.read();
         visitor.before = around.make(around.before, 0);
         visitor.after = around.make(around.after, 1);
-        visitor.offset = A(offset);
+        visitor.offset = weight.tensor ? A(offset) : A(0);
         visitor.eps = A(eps);
         visitor.share = A(1) / A(cols);
         visitor.cols = cols;
         map_rows<N>(rows, cols, ragged, visitor, current_stream(x));
+      };
+      with_extras<T>(extras, [&]<Extras E>(std::integral_constant<Extras, E> e) {
+        if constexpr (E == Extras::no_dropout && N > 1) {
+          if (!like_x) return run(e, Type<float>{});
+        }
+        run(e, Type<T>{});
       });
     });
   });
@@ -143,13 +200,6 @@ struct NormSaved {
 struct NormGradients {
   Tensor x, weight, bias, residual;
 };
-
-template <class T>
-const T* end_of(const RowsView& v, int64_t cols) {
-  int64_t last = cols;
-  for (int d = 0; d < v.leading.rank; ++d) last += (v.leading.size[d] - 1) * v.leading.stride[0][d];
-  return data<T>(v.tensor) + last;
-}
 
 template <bool Centered>
 NormGradients norm_backward(const char* name, const Tensor& grad_y,
@@ -246,8 +296,9 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
     const auto run = [&]<Extras E, bool Ragged>(std::integral_constant<Extras, E>,
                                                 std::bool_constant<Ragged>) {
       const auto kernel = norm_backward<T, Centered, E, Ragged>;
-      if (!plan_backward(rows, cols, false, contiguous, p) &&
-          !(can_cluster(kernel) && plan_backward(rows, cols, true, contiguous, p))) {
+      constexpr int kRows = kAbreast<T, Centered, E>;
+      if (!plan_backward(rows, cols, kRows, false, contiguous, p) &&
+          !(can_cluster(kernel) && plan_backward(rows, cols, kRows, true, contiguous, p))) {
         make_sums();
         p.plan = {rows, cols, kRowThreads, 1, kRowThreads, false};
         launch(norm_backward_row<T, Centered>, {dim3(unsigned(rows)), dim3(kRowThreads), stream},
@@ -258,6 +309,8 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
       }
       parts = p.parts();
       make_sums();
+      p.jump = (Ragged ? 1 : parts) * p.ring.height * p.classes;
+      p.step = p.jump * cols;
       launch(kernel,
              {dim3(unsigned(parts * p.plan.cluster)), dim3(p.plan.block + kWarp), stream,
               p.shared_bytes(), false, p.plan.cluster},

@@ -63,6 +63,12 @@ struct Scale {
   A mean, rstd;
 };
 
+template <int N, class A>
+__device__ __forceinline__ void fill(A (&v)[N], A value) {
+#pragma unroll
+  for (int e = 0; e < N; ++e) v[e] = value;
+}
+
 // What a mean is added up around: an element, so that a row of one value has no differences. But
 // not one close to the largest number, the distances from which would add up to infinity; then the
 // variance is infinite anyway.
@@ -71,42 +77,79 @@ __device__ __forceinline__ A pivot_of(A element) {
   return element * element < A(INFINITY) ? element : A(0);
 }
 
+// What a vector of T adds to the sum of a row around its pivot.
+template <class T, int N, class A>
+__device__ __forceinline__ A sum_around(A pivot, const A (&v)[N]) {
+  A own = 0;                       // by itself, so that vectors are added side by side
+  if constexpr (sizeof(T) == 2) {  // N times one of them is exact in a float
+#pragma unroll
+    for (int e = 0; e < N; ++e) own += v[e];
+    return fma(A(-N), pivot, own);
+  } else {
+#pragma unroll
+    for (int e = 0; e < N; ++e) own += v[e] - pivot;
+    return own;
+  }
+}
+
+template <bool Centered, int N, class A>
+__device__ __forceinline__ A squares_around(A mean, const A (&v)[N]) {
+  A own = 0;
+#pragma unroll
+  for (int e = 0; e < N; ++e) {
+    const A away = Centered ? v[e] - mean : v[e];
+    own = fma(away, away, own);
+  }
+  return own;
+}
+
 template <bool Centered, int N, class A>
 __device__ __forceinline__ void normalise(A (&v)[N], const Scale<A>& scale) {
 #pragma unroll
   for (int e = 0; e < N; ++e) v[e] = (Centered ? v[e] - scale.mean : v[e]) * scale.rstd;
 }
 
+// Around zero there is no bias.
+template <bool Centered, int N, class A>
+__device__ __forceinline__ void weigh(A (&v)[N], const A (&weight)[N], const A (&bias)[N]) {
+#pragma unroll
+  for (int e = 0; e < N; ++e) v[e] = Centered ? fma(v[e], weight[e], bias[e]) : v[e] * weight[e];
+}
+
 // What a kernel is compiled for: the less, the fewer registers. None: nothing around the norm,
-// no offset, and a weight (and a bias, if there can be one) of the dtype of x, aligned as rows are.
+// no offset, and a weight (and a bias, if there can be one) of the dtype of x. All: any parameters;
+// otherwise those there are have one dtype, W, and are aligned.
 enum class Extras { none, no_dropout, all };
 
-template <class T, bool Centered, Extras extras>
+template <class T, bool Centered, Extras extras, class W = T>
 struct NormForward {
   using Element = T;
   using A = compute_t<T>;
   static constexpr bool kExtras = extras != Extras::none, kDropout = extras == Extras::all;
-  static constexpr bool kLong = extras == Extras::all, kWhole = !kExtras;
+  static constexpr bool kLong = extras == Extras::all;
   Rows<const T> x, residual;
   T *h, *y;  // h if there is a residual; without y only the statistics are wanted
   A *mean, *rstd;
   Param weight, bias;
   Around before, after;
-  A offset, eps, share;  // share: 1 / cols
+  A offset, eps, share;  // offset: of the weight, if there is one; share: 1 / cols
   int64_t cols;
-
-  struct Cursor {
-    int64_t row;
-    const T *x, *residual;
-  };
 
   template <int N>
   struct Loaded {
     Packed<T, N> h, residual;  // h is x until it is prepared
   };
 
+  struct Cursor {
+    int64_t row;
+    const T *x, *residual;
+    Loaded<1> some;  // the first element
+  };
+
   __device__ __forceinline__ Cursor start(int64_t row) const {
-    return {row, x.at(row), kExtras && h != nullptr ? residual.at(row) : nullptr};
+    Cursor c{row, x.at(row), kExtras && h != nullptr ? residual.at(row) : nullptr, {}};
+    if constexpr (Centered) c.some = load<1>(c, 0);
+    return c;
   }
   __device__ __forceinline__ const T* first(const Cursor& c) const { return c.x; }
 
@@ -122,6 +165,7 @@ struct NormForward {
   __device__ __forceinline__ void prepare(const Cursor& c, int64_t col, Loaded<N>& in,
                                           bool again) const {
     if constexpr (kExtras) {
+      if (!before.relu && !(kDropout && before.dropout) && h == nullptr) return;
       A v[N];
       widen(in.h, v);
       before.template forward<kDropout>(c.row * cols + col, v);
@@ -142,7 +186,7 @@ struct NormForward {
                                              const Total& total) const {
     A mean = 0;
     if constexpr (Centered) {
-      Loaded<1> some = load<1>(c, 0);
+      Loaded<1> some = c.some;
       prepare(c, 0, some, true);
       A element[1];
       widen(some.h, element);
@@ -151,10 +195,7 @@ struct NormForward {
       each([&]<int N>(const Loaded<N>& in) {
         A v[N];
         widen(in.h, v);
-        A own = 0;  // by itself, so that vectors are added side by side
-#pragma unroll
-        for (int e = 0; e < N; ++e) own += v[e] - pivot;
-        sum.value += own;
+        sum.value += sum_around<T>(pivot, v);
       });
       mean = fma(total(sum).value, share, pivot);
     }
@@ -162,13 +203,7 @@ struct NormForward {
     each([&]<int N>(const Loaded<N>& in) {
       A v[N];
       widen(in.h, v);
-      A own = 0;
-#pragma unroll
-      for (int e = 0; e < N; ++e) {
-        const A away = Centered ? v[e] - mean : v[e];
-        own = fma(away, away, own);
-      }
-      squares.value += own;
+      squares.value += squares_around<Centered>(mean, v);
     });
     return {mean, rsqrt(fma(total(squares).value, share, eps))};
   }
@@ -177,52 +212,47 @@ struct NormForward {
     if (rstd != nullptr) rstd[c.row] = scale.rstd;
   }
 
-  template <int N>
+  template <int N, bool Ragged>
   struct Beside {
-    Packed<T, N> weight, bias;
+    Packed<W, N> param[Centered ? 2 : 1];  // weight, bias
   };
-  template <int N>
-  __device__ __forceinline__ Beside<N> load_beside(const Cursor&, int64_t col) const {
-    Beside<N> beside{};
-    if constexpr (!kExtras) {
-      beside.weight = load_packed<N>(static_cast<const T*>(weight.data) + col);
-      if (Centered) beside.bias = load_packed<N>(static_cast<const T*>(bias.data) + col);
+  template <int N, bool Ragged>
+  __device__ __forceinline__ Beside<N, Ragged> load_beside(const Cursor&, int64_t col) const {
+    Beside<N, Ragged> beside{};
+    // What is missing is loaded, too: a branch would come between the loads.
+    const auto load = [&](const Param& p, const auto& otherwise, auto& to) {
+      const bool given = !kExtras || p;
+      to = load_param<W, N, Ragged>(reinterpret_cast<const W*>(given ? p.data : otherwise),
+                                    given ? col : 0);
+    };
+    if constexpr (extras != Extras::all) {
+      load(weight, repeated<kOne<W>>, beside.param[0]);
+      if constexpr (Centered) load(bias, repeated<0>, beside.param[1]);
     }
     return beside;
   }
 
-  template <int N>
+  template <int N, bool Ragged>
   __device__ __forceinline__ Packed<T, N> result(const Cursor& c, int64_t col, const Loaded<N>& in,
-                                                 const Beside<N>& beside,
+                                                 const Beside<N, Ragged>& beside,
                                                  const Scale<A>& scale) const {
-    A v[N], w[N];
+    A v[N], w[N], b[N];
     widen(in.h, v);
     normalise<Centered>(v, scale);
-    if (!kExtras || weight) {
-      if constexpr (kExtras) {
-        read<T>(weight, col, w);
-      } else {
-        widen(beside.weight, w);
-      }
-      if (kExtras && offset != A(0)) {
-#pragma unroll
-        for (int e = 0; e < N; ++e) w[e] += offset;
-      }
-#pragma unroll
-      for (int e = 0; e < N; ++e) v[e] *= w[e];
+    if constexpr (extras == Extras::all) {
+      fill(w, A(1));
+      fill(b, A(0));  // PyTorch adds it, too: there is no -0.0
+      if (weight) read<T>(weight, col, w);
+      if (Centered && bias) read<T>(bias, col, b);
+    } else {
+      widen(beside.param[0], w);
+      if constexpr (Centered) widen(beside.param[1], b);
     }
-    if (Centered && (!kExtras || bias)) {
-      if constexpr (kExtras) {
-        read<T>(bias, col, w);
-      } else {
-        widen(beside.bias, w);
-      }
+    if (!Centered && kExtras && offset != A(0)) {
 #pragma unroll
-      for (int e = 0; e < N; ++e) v[e] += w[e];
-    } else if (Centered) {
-#pragma unroll
-      for (int e = 0; e < N; ++e) v[e] += A(0);  // PyTorch's bias: there is no -0.0
+      for (int e = 0; e < N; ++e) w[e] += offset;
     }
+    weigh<Centered>(v, w, b);
     if constexpr (kExtras) after.template forward<kDropout>(c.row * cols + col, v);
     return narrow<T>(v);
   }

@@ -22,6 +22,11 @@ template <class T>
 constexpr int kOwned = sizeof(T) == 8 ? 8 : 16;
 constexpr int kBackwardThreads = 512;  // of a block, and a warp that fills the ring
 
+// Rows that a thread takes in a turn: the more, the less there is to do around them for each. Where
+// a tile of two would not fit the ring several times, it is one.
+template <class T, bool Centered, Extras extras>
+constexpr int kAbreast = sizeof(T) == 2 && !Centered && extras == Extras::none ? 2 : 1;
+
 // What is added up of a row: the gradients times the normalised values, and the gradients.
 template <class A, bool Centered>
 struct Dots {
@@ -37,6 +42,16 @@ struct Dots<A, false> {
   A a = 0;
   static constexpr A b = 0;
   __device__ __forceinline__ void operator+=(const Dots& other) { a += other.a; }
+};
+
+// Of the rows of a turn.
+template <class One, int R>
+struct Several {
+  One row[R];
+  __device__ __forceinline__ void operator+=(const Several& other) {
+#pragma unroll
+    for (int r = 0; r < R; ++r) row[r] += other.row[r];
+  }
 };
 
 // In the ring: grad_y, then h (or x, if h is only a function of it), then grad_h if it is there,
@@ -57,6 +72,8 @@ struct NormBackward {
   A offset, share;             // share: 1 / cols
   A *weight_sums, *bias_sums;  // a row per block or cluster; null: not wanted
   int classes;                 // of rows that begin alike: a power of two
+  int groups;                  // of threads with a row each at a time
+  int64_t jump, step;          // from a thread's row to that of its next turn, in rows and elements
 
   int64_t tiles_of_class() const {
     return ceil_div(ceil_div(plan.rows, int64_t(classes)), int64_t(ring.height));
@@ -71,7 +88,7 @@ struct NormBackward {
   // In elements of A, a row of sums where the ring was.
   __host__ __device__ int stack_pitch() const { return (ring.width + 3) / 4 * 4; }
   size_t shared_bytes() const {
-    const int64_t stack = 2 * int64_t(ring.height) * stack_pitch() * int64_t(sizeof(A));
+    const int64_t stack = 2 * int64_t(groups) * stack_pitch() * int64_t(sizeof(A));
     return size_t(std::max(int64_t(ring.stages) * ring.stage_bytes(), stack));
   }
 };
@@ -84,15 +101,21 @@ struct Owned {
 };
 
 template <class T, bool Centered, Extras extras, bool Ragged>
-__global__ void __launch_bounds__(kBackwardThreads + kWarp) norm_backward(const NormBackward<T> p) {
+__global__ void __launch_bounds__(kBackwardThreads + kWarp, 1)
+    norm_backward(const NormBackward<T> p) {
   using A = compute_t<T>;
-  using Total = Dots<A, Centered>;
-  constexpr int N = kVec<T>, K = kOwned<T> / N;
+  constexpr int N = kVec<T>, K = kOwned<T> / N, R = kAbreast<T, Centered, extras>;
+  using Total = Several<Dots<A, Centered>, R>;
   constexpr bool kExtras = extras != Extras::none, kDropout = extras == Extras::all;
   const RowPlan& plan = p.plan;
   Ring<T, kNormSources> ring(p.ring, plan.block / kWarp);
   RowTotals<Total, kBackwardThreads / kWarp, kMaxCluster> totals(plan.group, plan.cluster,
                                                                  plan.block);
+  struct Zeros {
+    alignas(16) unsigned char byte[16];
+  };
+  unsigned char (&zeros)[16] = shared<Zeros>().byte;
+  if (threadIdx.x < 16) zeros[threadIdx.x] = 0;
   if (plan.cluster > 1) {
     cluster_sync();
   } else {
@@ -114,16 +137,16 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp) norm_backward(const 
   const int64_t stop = Ragged ? tiles * (part + 1) / parts : tiles;
   const int64_t stride = Ragged ? 1 : parts;
   RingPlace ahead, behind;
-  int turn = 0;
+  unsigned turn = 0;
   for (bool first = true; tile < stop; first = false) {
     const int64_t kind = Ragged ? tile / of_class : 0;
     const int64_t until = Ragged ? min(stop, (kind + 1) * of_class) : stop;
     const int turns = int(ceil_div(until - tile, stride));
-    // Of the first of this thread's rows in these tiles, and how far it is to the next.
     const int64_t first_row = (tile - kind * of_class) * p.ring.height * p.classes + kind;
-    const int64_t jump = stride * p.ring.height * p.classes;
     tile = until;
+    // Of the first of this thread's rows in these tiles; others of a turn are `apart`.
     const int64_t row = first_row + within * int64_t(p.classes);
+    const int64_t apart = int64_t(p.groups) * p.classes;
     const Columns<N> columns(p.ring.source[0].at(row) + first_col, width);
     const int from = ring.offset(first_row, within, first_col);
     Owned<N, A> vector[K];
@@ -158,20 +181,24 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp) norm_backward(const 
     };
 
     if (fills) {
-      for (int i = 0; i < turns; ++i) ring.fill(ahead, first_row + i * jump, first_col, width);
+      for (int i = 0; i < turns; ++i) ring.fill(ahead, first_row + i * p.jump, first_col, width);
     } else {
-      const int rows =
-          int(min(int64_t(turns), row < plan.rows ? ceil_div(plan.rows - row, jump) : 0));
+      // How many turns have this row of theirs.
+      int rows[R];
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        const int64_t one = row + r * apart;
+        const bool exists = within + r * p.groups < p.ring.height && one < plan.rows;
+        rows[r] = exists ? int(min(int64_t(turns), ceil_div(plan.rows - one, p.jump))) : 0;
+      }
       // A row's normalised values and the gradients of the norm's result; 0 where there is nothing.
       const auto fetch = [&]<int M>(const Owned<M, A>& owned, const unsigned char* at, bool exists,
                                     int64_t flat, A mean, A rstd, A(&normed)[M], A(&grad)[M]) {
-        Packed<T, M> g{}, h{};
-        if (exists && owned.exists) {
-          g = load_packed<M>(reinterpret_cast<const T*>(at));
-          h = load_packed<M>(reinterpret_cast<const T*>(at + p.ring.tile_bytes));
-        }
-        widen(g, grad);
-        widen(h, normed);
+        exists = exists && owned.exists;
+        const unsigned char* const h_at = exists ? at + p.ring.tile_bytes : zeros;
+        if (!exists) at = zeros;  // no branch: loads go out one after the other
+        widen(load_packed<M>(reinterpret_cast<const T*>(at)), grad);
+        widen(load_packed<M>(reinterpret_cast<const T*>(h_at)), normed);
         if (kExtras && !p.summed) {
           p.before.template forward<kDropout>(flat, normed);
           widen(narrow<T>(normed), normed);  // as the forward had it
@@ -185,40 +212,51 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp) norm_backward(const 
           p.after.template backward<kDropout>(flat, result, grad);
         }
       };
-      const int64_t step = jump * plan.cols;
+      const int64_t below = apart * plan.cols;  // from one row of a turn to the next
+      const int below_bytes = p.groups * ring.pitch();
       int64_t flat = row * plan.cols + first_col;  // of the row that is behind
       const A *mean_at = p.mean + row, *rstd_at = p.rstd + row;
-      A next_mean = 0, next_rstd = 0, mean = 0, rstd = 0;
-      const auto fetch_statistics = [&](bool exists) {
-        if (!exists) return;
-        if (Centered) next_mean = *mean_at;
-        next_rstd = *rstd_at;
-        mean_at += jump;
-        rstd_at += jump;
+      Scale<A> next[R] = {}, now[R] = {};
+      const auto fetch_statistics = [&](int i) {
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          if (i >= rows[r]) continue;
+          if (Centered) next[r].mean = mean_at[r * apart];
+          next[r].rstd = rstd_at[r * apart];
+        }
+        mean_at += p.jump;
+        rstd_at += p.jump;
       };
-      fetch_statistics(rows > 0);
+      fetch_statistics(0);
       Total put;
       for (int i = 0; i <= turns; ++i) {
-        const A old_mean = mean, old_rstd = rstd;
+        Scale<A> old[R];
         const Total old_put = put;
+#pragma unroll
+        for (int r = 0; r < R; ++r) old[r] = now[r];
         if (i < turns) {
-          mean = next_mean;
-          rstd = next_rstd;
-          fetch_statistics(i + 1 < rows);  // ahead of time, for its latency
+#pragma unroll
+          for (int r = 0; r < R; ++r) now[r] = next[r];
+          fetch_statistics(i + 1);  // ahead of time, for its latency
           ring.await(ahead);
           const unsigned char* const at = ring.stage(ahead) + from;
+          const int64_t here = flat + (i > 0 ? p.step : 0);
           Total total;
           each([&]<int M>(Owned<M, A>& owned, int, int col) {
-            A normed[M], grad[M];
-            fetch(owned, at + col * int(sizeof(T)), i < rows, flat + (i > 0 ? step : 0) + col, mean,
-                  rstd, normed, grad);
 #pragma unroll
-            for (int e = 0; e < M; ++e) {
-              owned.weight_sum[e] = fma(grad[e], normed[e], owned.weight_sum[e]);
-              if constexpr (Centered) owned.bias_sum[e] += grad[e];
-              grad[e] *= owned.scale[e];
-              total.a = fma(grad[e], normed[e], total.a);
-              if constexpr (Centered) total.b += grad[e];
+            for (int r = 0; r < R; ++r) {
+              A normed[M], grad[M];
+              fetch(owned, at + r * below_bytes + col * int(sizeof(T)), i < rows[r],
+                    here + r * below + col, now[r].mean, now[r].rstd, normed, grad);
+              auto& sum = total.row[r];
+#pragma unroll
+              for (int e = 0; e < M; ++e) {
+                owned.weight_sum[e] = fma(grad[e], normed[e], owned.weight_sum[e]);
+                if constexpr (Centered) owned.bias_sum[e] += grad[e];
+                grad[e] *= owned.scale[e];
+                sum.a = fma(grad[e], normed[e], sum.a);
+                if constexpr (Centered) sum.b += grad[e];
+              }
             }
           });
           ahead.next(p.ring.stages);
@@ -226,48 +264,59 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp) norm_backward(const 
         }
         if (i == 0) continue;
         const Total total = totals.get(old_put, turn + i - 1);
-        const A inner = total.a * p.share, average = total.b * p.share;
         const unsigned char* const at = ring.stage(behind) + from;
+        // grad * scale * rstd - (average + normed * inner) * rstd: what is the row's is made here.
+        A inner[R], average[R];
+#pragma unroll
+        for (int r = 0; r < R; ++r) {
+          const A rstd = old[r].rstd, factor = -p.share * rstd;
+          average[r] = total.row[r].b * factor;
+          inner[r] = total.row[r].a * factor;
+          if (!kExtras) inner[r] *= rstd;  // and normed is left without it
+        }
         each([&]<int M>(const Owned<M, A>& owned, int, int col) {
-          A normed[M], grad[M];
-          fetch(owned, at + col * int(sizeof(T)), i <= rows, flat + col, old_mean, old_rstd, normed,
-                grad);
 #pragma unroll
-          for (int e = 0; e < M; ++e) {
-            grad[e] = product(grad[e], owned.scale[e]);
-            if (Centered) grad[e] -= average;
-            grad[e] = fma(-normed[e], inner, grad[e]) * old_rstd;
-          }
-          if (!owned.exists || i > rows) return;
-          if constexpr (kExtras) {
-            const auto source = [&](int s) {
-              const unsigned char* const there = at + col * int(sizeof(T)) + s * p.ring.tile_bytes;
-              return load_packed<M>(reinterpret_cast<const T*>(there));
-            };
-            if (p.has_grad_h) {
-              widen(source(2), normed);
+          for (int r = 0; r < R; ++r) {
+            const int64_t here = flat + r * below + col;
+            const unsigned char* const there = at + r * below_bytes + col * int(sizeof(T));
+            A normed[M], grad[M];
+            fetch(owned, there, i <= rows[r], here, old[r].mean, kExtras ? old[r].rstd : A(1),
+                  normed, grad);
 #pragma unroll
-              for (int e = 0; e < M; ++e) grad[e] += normed[e];
+            for (int e = 0; e < M; ++e) {
+              const A rest = Centered ? fma(normed[e], inner[r], average[r]) : normed[e] * inner[r];
+              grad[e] = fma(product(grad[e], owned.scale[e]), old[r].rstd, rest);
             }
-            if (p.grad_residual != nullptr) store<M>(p.grad_residual + flat + col, narrow<T>(grad));
-            if (p.before.relu || (kDropout && p.before.dropout)) {
-              widen(source(p.has_x ? p.ring.sources - 1 : 1), normed);
-              p.before.template backward<kDropout>(flat + col, normed, grad);
+            if (!owned.exists || i > rows[r]) continue;
+            if constexpr (kExtras) {
+              const auto source = [&](int s) {
+                return load_packed<M>(reinterpret_cast<const T*>(there + s * p.ring.tile_bytes));
+              };
+              if (p.has_grad_h) {
+                widen(source(2), normed);
+#pragma unroll
+                for (int e = 0; e < M; ++e) grad[e] += normed[e];
+              }
+              if (p.grad_residual != nullptr) store<M>(p.grad_residual + here, narrow<T>(grad));
+              if (p.before.relu || (kDropout && p.before.dropout)) {
+                widen(source(p.has_x ? p.ring.sources - 1 : 1), normed);
+                p.before.template backward<kDropout>(here, normed, grad);
+              }
             }
+            store<M>(p.grad_x + here, narrow<T>(grad));
           }
-          store<M>(p.grad_x + flat + col, narrow<T>(grad));
         });
         ring.release(behind);
         behind.next(p.ring.stages);
-        flat += step;
+        flat += p.step;
       }
     }
-    turn += turns;
+    turn += unsigned(turns);
 
     // The sums of the block's rows meet where the ring was, those of vectors first.
     __syncthreads();
     A* const stack = reinterpret_cast<A*>(ring.memory());
-    const int vector_columns = int(columns.vectors) * N, height = p.ring.height;
+    const int vector_columns = int(columns.vectors) * N, height = p.groups;
     const int pitch = p.stack_pitch();
     each([&]<int M>(const Owned<M, A>& owned, int k, int) {
       if (!owned.exists) return;
@@ -325,8 +374,17 @@ __global__ void __launch_bounds__(1024)
   A sum = A(0);
   await_previous();
   if (col < cols) {
-#pragma unroll 4
-    for (int part = down; part < parts; part += height) sum += sums[part * cols + col];
+    constexpr int kFlying = 8;  // loads, the last of which may find nothing
+    for (int part = down; part < parts; part += kFlying * height) {
+      A some[kFlying];
+#pragma unroll
+      for (int i = 0; i < kFlying; ++i) {
+        const int one = part + i * height;
+        some[i] = one < parts ? sums[one * cols + col] : A(0);
+      }
+#pragma unroll
+      for (const A& one : some) sum += one;
+    }
   }
   stack.sum[down][across] = sum;
   __syncthreads();
@@ -336,9 +394,11 @@ __global__ void __launch_bounds__(1024)
   }
 }
 
-// How a backward's rows are dealt out. False: they are too long for a cluster.
+// How a backward's rows are dealt out, up to `abreast` to a thread in a turn. False: they are too
+// long for a cluster.
 template <class T>
-bool plan_backward(int64_t rows, int64_t cols, bool clusters, bool contiguous, NormBackward<T>& p) {
+bool plan_backward(int64_t rows, int64_t cols, int abreast, bool clusters, bool contiguous,
+                   NormBackward<T>& p) {
   int classes = 1;
   while (classes * cols % kVec<T> != 0) classes *= 2;
   // Of a block's shared memory; 16 KB are for the totals. More would be no faster on an H200.
@@ -352,7 +412,7 @@ bool plan_backward(int64_t rows, int64_t cols, bool clusters, bool contiguous, N
   ring.width = int(std::min<int64_t>(cols, 1 << 24));
   if (threads <= kWarp) {
     while (plan.group < threads) plan.group *= 2;
-    ring.height = kBackwardThreads / plan.group;
+    p.groups = kBackwardThreads / plan.group;
   } else {
     const auto warps = [&] { return ceil_div(ceil_div(threads, plan.cluster), kWarp) * kWarp; };
     const auto fits = [&] {
@@ -362,31 +422,35 @@ bool plan_backward(int64_t rows, int64_t cols, bool clusters, bool contiguous, N
     while (clusters && plan.cluster < kMaxCluster && !fits()) plan.cluster *= 2;
     if (!fits()) return false;
     plan.group = int(warps());
-    ring.height = plan.cluster > 1 ? 1 : std::max(kBackwardThreads / plan.group, 1);
+    p.groups = plan.cluster > 1 ? 1 : std::max(kBackwardThreads / plan.group, 1);
     if (plan.cluster > 1) {  // whole vectors to every block, so that all of them are aligned alike
       ring.width = int(ceil_div(ceil_div(cols, plan.cluster), 2 * kVec<T>)) * 2 * kVec<T>;
     }
   }
+  ring.height = p.groups * abreast;
+  const auto shrink = [&] {
+    if (ring.height == p.groups) p.groups = (p.groups + 1) / 2;
+    ring.height = p.groups;
+  };
   // Few rows leave no multiprocessor without work.
   while (ring.height > 1 && ceil_div(rows, int64_t(ring.height)) < multiprocessors() &&
-         plan.group * ring.height > kWarp) {
-    ring.height = (ring.height + 1) / 2;
+         (ring.height > p.groups || plan.group * p.groups > kWarp)) {
+    shrink();
   }
   ring.rows = rows;
   ring.step = p.classes = classes;
   const auto round = [](int64_t bytes, int64_t to) { return int(ceil_div(bytes, to) * to); };
   const int64_t margins = 2 * kVec<T>;
   const auto lay_out = [&] {
-    const bool run = ring.height == 1 || (contiguous && classes == 1);
+    const bool run = ring.height == 1 || (contiguous && classes == 1 && plan.cluster == 1);
     ring.pitch = run ? 0 : round((ring.width + margins) * kElement, 16);
     const int64_t bytes = run ? (int64_t(ring.height) * ring.width + margins) * kElement
                               : int64_t(ring.pitch) * ring.height;
     ring.tile_bytes = round(bytes, 128);
   };
-  for (lay_out(); ring.height > 1 && 2 * ring.stage_bytes() > room; lay_out()) {
-    ring.height = (ring.height + 1) / 2;
-  }
-  plan.block = plan.group * ring.height;
+  const auto least = [&] { return ring.height > p.groups ? 3 : 2; };  // stages
+  for (lay_out(); ring.height > 1 && least() * ring.stage_bytes() > room; lay_out()) shrink();
+  plan.block = plan.group * p.groups;
   ring.stages = int(std::clamp<int64_t>(room / ring.stage_bytes(), 2, 4));
   return true;
 }

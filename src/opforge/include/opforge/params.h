@@ -14,6 +14,18 @@ struct Param {
   __device__ __forceinline__ explicit operator bool() const { return data != nullptr; }
 };
 
+// What stands for a parameter that is not there: a word, as often as a vector of floats may take.
+template <uint32_t Word>
+__device__ const Vec<uint32_t, 4> repeated[2] = {{Word, Word, Word, Word},
+                                                 {Word, Word, Word, Word}};
+
+template <class W>
+constexpr uint32_t kOne = 0x3f800000;
+template <>
+constexpr uint32_t kOne<bfloat16> = 0x3f803f80;
+template <>
+constexpr uint32_t kOne<half> = 0x3c003c00;
+
 namespace detail {
 
 template <int N, class W, class A>
@@ -34,6 +46,26 @@ __device__ __forceinline__ void read_param(const W* from, A (&out)[N]) {
 }
 
 }  // namespace detail
+
+// The values for N columns of a parameter that is aligned. Beside a ragged row they begin anywhere.
+template <class W, int N, bool Ragged>
+__device__ __forceinline__ Packed<W, N> load_param(const W* data, int64_t col) {
+  if constexpr (Ragged) {
+    Vec<W, N> values;
+#pragma unroll
+    for (int e = 0; e < N; ++e) values.value[e] = data[col + e];
+    return values;
+  } else {
+    constexpr int M = N < kVec<W> ? N : kVec<W>;
+    Packed<W, N> values;
+#pragma unroll
+    for (int i = 0; i < N; i += M) {
+      const Packed<W, M> some = load_packed<M>(data + col + i);
+      memcpy(values.word + i * sizeof(W) / sizeof(some.word[0]), some.word, sizeof some);
+    }
+    return values;
+  }
+}
 
 // The values for N columns from `col` on, of rows of T.
 template <class T, int N, class A>

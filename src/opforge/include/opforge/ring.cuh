@@ -98,10 +98,12 @@ class Ring {
   // Where in a source's part of a stage a tile's row begins, in bytes. Rows that are aligned alike
   // have it in common, whatever the source.
   __device__ __forceinline__ int offset(int64_t first_row, int within, int64_t first_col) const {
-    const bool run = p_.pitch == 0;
     const T* start = p_.source[0].at(first_row) + first_col;
-    const int lead = misalignment(start) * int(sizeof(T));
-    return lead + within * (run ? p_.width * int(sizeof(T)) : p_.pitch);
+    return misalignment(start) * int(sizeof(T)) + within * pitch();
+  }
+  // Bytes from row to row.
+  __device__ __forceinline__ int pitch() const {
+    return p_.pitch == 0 ? p_.width * int(sizeof(T)) : p_.pitch;
   }
 
   __device__ __forceinline__ unsigned char* stage(const RingPlace& place) const {
@@ -124,7 +126,10 @@ class Ring {
     T* stored = reinterpret_cast<T*>(memory_ + stage * p_.stage_bytes() + source * p_.tile_bytes +
                                      within * p_.pitch);
     if (full == nullptr) {
-      for (const T* one = to > begin ? to : begin; one < end; ++one) stored[one - from] = *one;
+      if (to < end) {
+        for (const T* one = to > begin ? to : begin; one < end; ++one) stored[one - from] = *one;
+        fence_for_copies();  // which may land there later
+      }
     } else if (bytes > 0) {
       bulk_copy(stored, from, bytes, *full);
     }

@@ -26,6 +26,10 @@ class RowTotals {
   // a block take part.
   __device__ __forceinline__ RowTotals(int group, int cluster, int threads)
       : shared_(shared<Shared>()), group_(group), cluster_(cluster) {
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = group / kWarp;
+    const int first = cluster > 1 || warps == 0 ? 0 : warp / warps * warps;
+    from_ = first + lane;
+    to_ = first + warps * cluster;
     if (threadIdx.x == 0) {
       for (Barrier& one : shared_.barrier) init(one, cluster == 1 ? threads / kWarp : 1);
       publish_barriers();
@@ -34,7 +38,7 @@ class RowTotals {
 
   // Turns count from 0 and are the same in all threads. get() wants what put() returned, and the
   // turn after it has been put in.
-  __device__ __forceinline__ Total put(const Total& own, int turn) {
+  __device__ __forceinline__ Total put(const Total& own, unsigned turn) {
     if (group_ < kWarp) return warp_total(own, group_);
     const Total total = warp_total(own);
     if (group_ == kWarp && cluster_ == 1) return total;
@@ -54,21 +58,20 @@ class RowTotals {
     return total;
   }
 
-  __device__ __forceinline__ Total get(const Total& put, int turn) {
+  __device__ __forceinline__ Total get(const Total& put, unsigned turn) {
     if (group_ <= kWarp && cluster_ == 1) return put;
-    wait(shared_.barrier[turn % kTurns], uint32_t(turn / kTurns % 2));
+    wait(shared_.barrier[turn % kTurns], turn / kTurns % 2);
     const Total* parts = shared_.parts[turn % kTurns];
-    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = group_ / kWarp;
-    if (cluster_ == 1) parts += warp / warps * warps;
     Total total;
 #pragma unroll 1
-    for (int i = lane; i < warps * cluster_; i += kWarp) total += parts[i];
+    for (int i = from_; i < to_; i += kWarp) total += parts[i];
     return warp_total(total);
   }
 
  private:
   Shared& shared_;
   const int group_, cluster_;
+  int from_, to_;  // the parts of this thread's row, of which every 32nd is its own
 };
 
 }  // namespace opforge

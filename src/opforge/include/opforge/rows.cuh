@@ -126,8 +126,7 @@ __device__ __forceinline__ Total row_total(const RowPlan& p, Total total, int tu
   };
   Total(&parts)[kMaxCluster * kRowThreads / kWarp] = shared<Parts>().of[turn % 2];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int warps = p.group / kWarp;
-  int first = warp / warps * warps;  // of the row's warps in this block
+  const int warps = p.group / kWarp;  // all of the block's
   if (p.cluster == 1) {
     if (lane == 0) parts[warp] = total;
     __syncthreads();
@@ -139,10 +138,10 @@ __device__ __forceinline__ Total row_total(const RowPlan& p, Total total, int tu
     __syncwarp();  // what a warp sends also tells that all of its lanes have read the last turn's
     if (lane < p.cluster) send(total, parts[cluster_rank() * warps + warp], barrier, lane);
     wait(barrier, uint32_t(turn / 2 % 2));
-    first = 0;
   }
   total = Total();
-  for (int i = lane; i < warps * p.cluster; i += kWarp) total += parts[first + i];
+#pragma unroll 1
+  for (int i = lane; i < warps * p.cluster; i += kWarp) total += parts[i];
   return warp_total(total);
 }
 
@@ -173,10 +172,9 @@ struct Sum {
 // For visitors that take nothing but the row.
 struct Nothing {};
 struct NothingBeside {
-  static constexpr bool kWhole = false;
-  template <int N>
+  template <int N, bool Ragged>
   using Beside = Nothing;
-  template <int N, class Cursor>
+  template <int N, bool Ragged, class Cursor>
   __device__ __forceinline__ Nothing load_beside(const Cursor&, int64_t) const {
     return {};
   }
@@ -192,9 +190,10 @@ struct NothingBeside {
 //   Settled settle(Cursor, each, total), what follows from the row: each(f) calls f(Loaded<N>) for
 //   all that this thread has of it, total(Total) adds up over its threads, and may be called twice;
 //   void finish(Cursor, Settled), by one thread of the row;
-//   template <int N> struct Beside, what else a result takes; Beside<N> load_beside<N>(Cursor,
-//   col); Packed<Element, N> result(Cursor, col, Loaded<N>, Beside<N>, Settled); void write(Cursor,
-//   col, Packed<Element, N>).
+//   template <int N, bool Ragged> struct Beside, what else a result takes; Beside<N, Ragged>
+//   load_beside<N, Ragged>(Cursor, col); Packed<Element, N> result(Cursor, col, Loaded<N>,
+//   Beside<N, Ragged>, Settled);
+//   void write(Cursor, col, Packed<Element, N>).
 template <int N, bool Ragged, bool Held, class Visitor>
 __global__ void __launch_bounds__(kRowBound, 2) map_rows(const RowPlan p, const Visitor visitor) {
   using T = typename Visitor::Element;
@@ -213,7 +212,7 @@ __global__ void __launch_bounds__(kRowBound, 2) map_rows(const RowPlan p, const 
   };
   const auto conclude = [&](const auto& settled) {
     if (has_end) {
-      const auto beside = visitor.template load_beside<1>(cursor, end);
+      const auto beside = visitor.template load_beside<1, Ragged>(cursor, end);
       visitor.write(cursor, end, visitor.result(cursor, end, single, beside, settled));
     }
     if (place.exists && place.index == 0) visitor.finish(cursor, settled);
@@ -236,21 +235,27 @@ __global__ void __launch_bounds__(kRowBound, 2) map_rows(const RowPlan p, const 
       owned([&](int k, int) { body(held[k]); });
       if (has_end) body(single);
     };
+    // Two at a time: all at once would take too many registers, one at a time too long, unless it
+    // is large. The first come while the row is added up. And all results first, so that no store
+    // holds up a load.
+    using Beside = typename Visitor::template Beside<N, Ragged>;
+    constexpr int kAtOnce = sizeof(Beside) > 32 ? 1 : 2;
+    Beside beside[kAtOnce];
+    const auto load_beside = [&](int first) {
+      owned([&](int k, int col) {
+        if (k / kAtOnce * kAtOnce != first) return;
+        beside[k - first] = visitor.template load_beside<N, Ragged>(cursor, col);
+      });
+    };
+    load_beside(0);
     const auto settled = visitor.settle(cursor, each, total);
     if (turn == 0) await_rows(p);
-    // Two at a time: all at once would take too many registers, one at a time too long. And all
-    // results first, so that no store holds up a load.
 #pragma unroll
-    for (int half = 0; half < kHeld; half += 2) {
-      typename Visitor::template Beside<N> beside[2];
-      const auto both = [&](auto&& body) {
-        owned([&](int k, int col) {
-          if (k / 2 * 2 == half) body(k, col);
-        });
-      };
-      both([&](int k, int col) { beside[k % 2] = visitor.template load_beside<N>(cursor, col); });
-      both([&](int k, int col) {
-        out[k] = visitor.result(cursor, col, held[k], beside[k % 2], settled);
+    for (int first = 0; first < kHeld; first += kAtOnce) {
+      if (first > 0) load_beside(first);
+      owned([&](int k, int col) {
+        if (k / kAtOnce * kAtOnce != first) return;
+        out[k] = visitor.result(cursor, col, held[k], beside[k - first], settled);
       });
     }
     owned([&](int k, int col) { visitor.write(cursor, col, out[k]); });
@@ -273,7 +278,7 @@ __global__ void __launch_bounds__(kRowBound, 2) map_rows(const RowPlan p, const 
     const auto settled = visitor.settle(cursor, each, total);
     if (turn == 0) await_rows(p);
     owned([&](const auto& loaded, int64_t col) {
-      const auto beside = visitor.template load_beside<N>(cursor, col);
+      const auto beside = visitor.template load_beside<N, Ragged>(cursor, col);
       visitor.write(cursor, col, visitor.result(cursor, col, loaded, beside, settled));
     });
     conclude(settled);
@@ -287,8 +292,7 @@ RowPlan plan_rows(int64_t rows, int64_t cols, bool ragged, void (*kernel)(Params
   return p.held || !can_cluster(kernel) ? p : plan_rows(rows, cols, N, ragged, true);
 }
 
-// A visitor with kLong also takes what is rare: rows that are not held, vectors of one element. One
-// with kWhole takes no ragged rows.
+// A visitor with kLong also takes what is rare: rows that are not held, vectors of one element.
 template <int N, class Visitor>
 void map_rows(int64_t rows, int64_t cols, bool ragged, const Visitor& visitor,
               cudaStream_t stream) {
@@ -299,7 +303,7 @@ void map_rows(int64_t rows, int64_t cols, bool ragged, const Visitor& visitor,
     if (p.held) return launch(map_rows<N, Ragged, true, Visitor>, config, p, visitor);
     if constexpr (Visitor::kLong) launch(map_rows<N, Ragged, false, Visitor>, config, p, visitor);
   };
-  if constexpr (N > 1 && !Visitor::kWhole) {
+  if constexpr (N > 1) {
     if (ragged) return run(std::true_type{});
   }
   if constexpr (N > 1 || Visitor::kLong) run(std::false_type{});

@@ -93,10 +93,13 @@ struct SoftmaxForward : NothingBeside {
   A scale;
   int64_t cols;
 
+  using Column = std::conditional_t<kLong, int64_t, int>;  // 32 bits do for a row that is held
+
   struct Cursor {
     int64_t row;
     const T* x;
-    int64_t mask, visible;
+    int64_t mask;
+    Column visible;
   };
 
   template <int N>
@@ -111,10 +114,10 @@ struct SoftmaxForward : NothingBeside {
   };
 
   __device__ __forceinline__ Cursor start(int64_t row) const {
-    Cursor c{row, x.at(row), 0, cols};
+    Cursor c{row, x.at(row), 0, Column(cols)};
     if constexpr (kMasked) {
       if (mask.values) c.mask = mask.at(row);
-      c.visible = causal.visible(row, cols);
+      c.visible = Column(causal.visible(row, cols));
     }
     return c;
   }
@@ -123,18 +126,21 @@ struct SoftmaxForward : NothingBeside {
   template <int N>
   __device__ __forceinline__ Loaded<N> load(const Cursor& c, int64_t col) const {
     Loaded<N> in;
-    if (kMasked && col >= c.visible) return Loaded<N>{};
+    if constexpr (kMasked) {
+      in.x = in.mask = {};
+      if (Column(col) >= c.visible) return in;
+    }
+    in.x = load_packed<N>(c.x + col);
     if (kAlike && mask.values) {
       in.mask = load_packed<N>(static_cast<const T*>(mask.values.data) + c.mask + col);
     }
-    in.x = load_packed<N>(c.x + col);
     return in;
   }
 
   template <int N>
   __device__ __forceinline__ void prepare(const Cursor& c, int64_t col, Loaded<N>& in, bool) const {
     widen(in.x, in.v);
-    if (kMasked && mask.values && col < c.visible) {
+    if (kAlike || (kMasked && mask.values && Column(col) < c.visible)) {
       A added[N];
       if constexpr (kAlike) {
         widen(in.mask, added);
@@ -208,8 +214,8 @@ struct SoftmaxForward : NothingBeside {
   template <int N>
   __device__ __forceinline__ void hide(const Cursor& c, int64_t col, A (&v)[N], A value) const {
     if constexpr (kMasked) {
-      if (col + N <= c.visible) return;
-      const int left = col < c.visible ? int(c.visible - col) : 0;
+      const Column left = c.visible - Column(col);
+      if (left >= N) return;
 #pragma unroll
       for (int e = 0; e < N; ++e) v[e] = e < left ? v[e] : value;
     }

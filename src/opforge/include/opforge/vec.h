@@ -118,6 +118,24 @@ __device__ __forceinline__ void store(T* address, const Packed<T, N>& v) {
   store<N>(address, v.unpacked());
 }
 
+// Only if wanted: without a branch, which would hold up what comes after it.
+template <int N, class T>
+__device__ __forceinline__ void store_if(bool wanted, T* address, const Packed<T, N>& v) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(Packed<T, N>) == 16) {
+    assert(!wanted || reinterpret_cast<uintptr_t>(address) % 16 == 0);
+    asm volatile(
+        "{ .reg .pred wanted; setp.ne.u32 wanted, %5, 0; "
+        "@wanted st.global.v4.b32 [%0], {%1, %2, %3, %4}; }" ::"l"(
+            __cvta_generic_to_global(address)),
+        "r"(v.word[0]), "r"(v.word[1]), "r"(v.word[2]), "r"(v.word[3]), "r"(uint32_t(wanted))
+        : "memory");
+    return;
+  }
+#endif
+  if (wanted) store<N>(address, v);
+}
+
 // How many elements `address` lies past a boundary of so many bytes.
 template <class T>
 OPFORGE_HOST_DEVICE int misalignment(const T* address, int bytes = 16) {

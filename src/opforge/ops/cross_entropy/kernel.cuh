@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward reads the logits once and writes next to nothing: its floor is a read. Backward reads
-// them once and writes as much: a copy. Rows that are ignored are not read at all.
+// them once and writes as much: a copy. Of a row that is ignored forward reads no more than what is
+// loaded before its label is known, and backward nothing.
 //
 // A row's threads, a few lanes to a cluster of blocks, take vectors in turn, four of them on their
 // way at a time, and keep the largest logit so far and the sum of exp(logit - it). Rows need not
@@ -37,44 +38,46 @@ struct Labels {
   }
 };
 
-// What is known of a part of a row.
+// What is known of a part of a row: its largest element, NaN aside, and the sum of exp(v - it).
 template <class T>
 struct ExpSum {
   using A = compute_t<T>;
   A peak = -INFINITY, sum = 0;
-  A away = 0;  // from a pivot, all elements together; for smoothing
 
-  template <int N>
-  __device__ __forceinline__ void add(const A (&v)[N], bool smooth, A pivot) {
-    A top = v[0];
+  // Where nothing but -inf was seen, exp(v - base) is 0.
+  static __device__ __forceinline__ A base(A top) { return top == A(-INFINITY) ? A(0) : top; }
+
+  // All at once: what was summed before is scaled once.
+  template <int K, int N>
+  __device__ __forceinline__ void add(const A (&v)[K][N]) {
+    A top = peak, own[K];
 #pragma unroll
-    for (int e = 1; e < N; ++e) top = v[e] > top ? v[e] : top;
-    if (top > peak) {
-      sum *= exp_of<T>(peak - top);
-      peak = top;
+    for (int k = 0; k < K; ++k) {
+      own[k] = v[k][0];
+#pragma unroll
+      for (int e = 1; e < N; ++e) own[k] = fmax(own[k], v[k][e]);
     }
-    const A from = peak == A(-INFINITY) ? A(0) : peak;  // nothing but -inf so far: exp is 0
-    A own = 0;
 #pragma unroll
-    for (int e = 0; e < N; ++e) own += exp_of<T>(v[e] - from);
-    sum += own;
-    if (smooth) {
-      A far = 0;
+    for (int k = 0; k < K; ++k) top = fmax(top, own[k]);
+    const A from = base(top);
+    sum *= exp_of<T>(peak - from);
+    peak = top;
 #pragma unroll
-      for (int e = 0; e < N; ++e) far += v[e] - pivot;
-      away += far;
+    for (int k = 0; k < K; ++k) {
+      own[k] = 0;
+#pragma unroll
+      for (int e = 0; e < N; ++e) own[k] += exp_of<T>(v[k][e] - from);
     }
+#pragma unroll
+    for (int k = 0; k < K; ++k) sum += own[k];
   }
+  // One of the two factors is 1, so that a += b and b += a round alike.
   __device__ __forceinline__ void operator+=(const ExpSum& other) {
-    away += other.away;
-    if (other.peak == peak) {
-      sum += other.sum;
-    } else if (other.peak > peak) {
-      sum = fma(sum, std::exp(peak - other.peak), other.sum);
-      peak = other.peak;
-    } else {
-      sum = fma(other.sum, std::exp(other.peak - peak), sum);
-    }
+    const bool higher = other.peak > peak;
+    const A low = higher ? peak : other.peak, high = higher ? other.peak : peak;
+    const A factor = exp_of<T>(low - base(high));
+    sum = higher ? fma(sum, factor, other.sum) : fma(other.sum, factor, sum);
+    peak = high;
   }
 };
 
@@ -87,12 +90,13 @@ struct CrossEntropyForward {
   A *losses, *peak, *log_sum;
   unsigned* arrived;  // blocks of the launch that follows; it starts at 0
 
-  __device__ __forceinline__ void finish(int64_t row, const ExpSum<T>& total, A at_label,
-                                         A pivot) const {
+  // `away`: from the pivot, all elements together; for smoothing.
+  __device__ __forceinline__ void finish(int64_t row, const ExpSum<T>& total, A at_label, A pivot,
+                                         A away) const {
     const A logs = std::log(total.sum), lse = total.peak + logs;
     A loss = (total.peak - at_label) + logs;
     if (smoothing != A(0)) {
-      const A others = (total.peak - pivot) - total.away / A(labels.classes) + logs;
+      const A others = (total.peak - pivot) - away / A(labels.classes) + logs;
       loss = (A(1) - smoothing) * loss + smoothing * others;
     }
     if (z_loss != A(0)) loss += z_loss * lse * lse;
@@ -106,7 +110,7 @@ struct CrossEntropyForward {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
     cross_entropy_rows(const RowPlan plan, const CrossEntropyForward<T> p) {
   using A = compute_t<T>;
   constexpr int N = kVec<T>, kFlying = 4;
@@ -114,58 +118,77 @@ __global__ void __launch_bounds__(kRowThreads)
   arrive_rows(plan);
   const Place place(plan);
   const int64_t row = place.exists ? place.row : 0;
-  const int64_t label = place.exists ? p.labels.of(row) : p.labels.ignore_index;
-  const bool ignored = p.labels.ignored(label), read = !ignored && p.labels.exists(label);
   const T* const start = p.logits.at(row);
-  const Columns<N> columns(start, read ? plan.cols : 0);
+  const Columns<N> columns(start, place.exists ? plan.cols : 0);
   const bool smooth = p.smoothing != A(0);
-  ExpSum<T> total;
-  A at_label = 0, pivot = 0, end[1];
   const bool has_end = place.index < columns.ends;
-  if (read && place.index == 0) at_label = widen(start[label]);
-  if (has_end) end[0] = widen(start[columns.end(place.index)]);
-  if (read && smooth) {
-    pivot = widen(start[0]);
-    if (pivot - pivot != A(0)) pivot = A(0);
-  }
   const T* at = start + columns.vector(place.index);
   const T* const stop = start + columns.vector(columns.vectors);
   const int step = place.size * N;
+  A infinite[N];
+#pragma unroll
+  for (A& one : infinite) one = A(-INFINITY);
+  const Packed<T, N> lowest = narrow<T>(infinite);
   Packed<T, N> v[kFlying];
-  const auto add = [&](const Packed<T, N>& packed) {
-    A wide[N];
-    widen(packed, wide);
-    total.add(wide, smooth, pivot);
+  const auto load = [&] {
+#pragma unroll
+    for (int k = 0; k < kFlying; ++k) {
+      v[k] = lowest;
+      if (at + k * step < stop) v[k] = load_packed<N>(at + k * step);
+    }
   };
-  // All loads of a trip come before the first use, without a condition between them.
-  for (; at + (kFlying - 1) * step < stop; at += kFlying * step) {
+  // Nothing is done with what is loaded, the label included, before all loads are under way.
+  T at_label, end;
+  if (has_end) end = start[columns.end(place.index)];
+  load();
+  const int64_t label = place.exists ? p.labels.of(row) : p.labels.ignore_index;
+  const bool ignored = p.labels.ignored(label), read = !ignored && p.labels.exists(label);
+  ExpSum<T> total;
+  Sum<A> away;
+  A pivot = 0;
+  if (read) {
+    if (place.index == 0) at_label = start[label];
+    if (smooth) pivot = widen(start[0]);
+    if (pivot - pivot != A(0)) pivot = A(0);
+    const auto add_away = [&]<int M>(const A(&v)[M]) {
+      A own = 0;
 #pragma unroll
-    for (int k = 0; k < kFlying; ++k) v[k] = load_packed<N>(at + k * step);
+      for (int e = 0; e < M; ++e) own += v[e] - pivot;
+      away.value += own;
+    };
+    for (; at < stop; at += kFlying * step, load()) {
 #pragma unroll
-    for (int k = 0; k < kFlying; ++k) add(v[k]);
+      for (int first = 0; first < kFlying; first += 2) {  // two share a peak: more take registers
+        A wide[2][N];
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          widen(v[first + k], wide[k]);
+          if (smooth && at + (first + k) * step < stop) add_away(wide[k]);
+        }
+        total.add(wide);
+      }
+    }
+    if (has_end) {
+      const A wide[1][1] = {{widen(end)}};
+      total.add(wide);
+      if (smooth) add_away(wide[0]);
+    }
   }
-#pragma unroll
-  for (int k = 0; k < kFlying - 1; ++k) {
-    if (at + k * step < stop) v[k] = load_packed<N>(at + k * step);
-  }
-#pragma unroll
-  for (int k = 0; k < kFlying - 1; ++k) {
-    if (at + k * step < stop) add(v[k]);
-  }
-  if (has_end) total.add(end, smooth, pivot);
   await_rows(plan);
   release_next();
   total = row_total(plan, total);
+  if (smooth) away = row_total(plan, away, 1);
   if (!place.exists || place.index != 0) return;
   if (read) {
-    p.finish(row, total, at_label, pivot);
+    p.finish(row, total, widen(at_label), pivot, away.value);
   } else {
     const A value = ignored ? A(0) : A(NAN);
     p.set(row, value, value, value);
   }
 }
 
-// Rows too few to fill the device are spread over the blocks of a cluster.
+// Rows too few to fill the device are spread over the blocks of a cluster; many rows take small
+// blocks, so that some load while others add up.
 template <class T>
 void run_cross_entropy(int64_t rows, int64_t cols, bool ragged, const CrossEntropyForward<T>& p,
                        cudaStream_t stream) {
@@ -174,6 +197,10 @@ void run_cross_entropy(int64_t rows, int64_t cols, bool ragged, const CrossEntro
   while (plan.group == kRowThreads && plan.cluster < kMaxCluster && trips >= 2 * plan.cluster &&
          rows * plan.cluster < 2 * multiprocessors()) {
     plan.cluster *= 2;
+  }
+  for (int threads = 256; threads >= 64 && rows * threads >= 1024 * multiprocessors();
+       threads /= 2) {
+    if (plan.group > threads) plan.group = plan.block = threads;
   }
   if (plan.cluster > 1 && !can_cluster(cross_entropy_rows<T>)) plan.cluster = 1;
   launch(cross_entropy_rows<T>,

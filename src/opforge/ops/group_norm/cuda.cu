@@ -306,8 +306,10 @@ class BackwardRun {
 
  private:
   void find_means(int parts, const Partials<A>& sums) {
-    launch(group_means<T>,
-           {dim3(unsigned(x_.samples * given_.groups)), dim3(128), stream_, 0, true}, norm_,
+    const int64_t numbers = parts * (x_.channels / given_.groups);  // to a group
+    const int lanes = numbers > kRowBlock ? kRowBlock : numbers > 8 ? kWarp : 8;
+    const RowPlan plan{x_.samples * given_.groups, numbers, lanes, 1, kRowBlock, true};
+    launch(group_means<T>, {dim3(plan.blocks()), dim3(kRowBlock), stream_, 0, true}, plan, norm_,
            given_.groups, parts, sums.weight(), sums.bias(), means_);
   }
 

@@ -80,7 +80,7 @@ struct PlanesForward : NormForward<T, true, Extras::none> {
   using Base = NormForward<T, true, Extras::none>;
   using A = compute_t<T>;
   using Cursor = typename Base::Cursor;
-  static constexpr bool kLong = true, kWhole = Whole;
+  static constexpr bool kLong = true;
   GroupNorm<T> norm;
   Division groups, plane;  // groups of a sample; pixels of a plane
 
@@ -89,15 +89,15 @@ struct PlanesForward : NormForward<T, true, Extras::none> {
     return norm.affine(group * norm.members.divisor + plane);
   }
 
-  template <int N>
+  template <int N, bool Ragged>
   struct Beside {
     Affine<A> first, second;
     int left;  // elements of the first plane
   };
-  template <int N>
-  __device__ __forceinline__ Beside<N> load_beside(const Cursor& c, int64_t col) const {
+  template <int N, bool Ragged>
+  __device__ __forceinline__ Beside<N, Ragged> load_beside(const Cursor& c, int64_t col) const {
     const int64_t which = plane.divide(col);
-    Beside<N> beside;
+    Beside<N, Ragged> beside;
     beside.first = affine(c, which);
     if constexpr (!Whole && N > 1) {
       const int64_t left = (which + 1) * plane.divisor - col;
@@ -107,10 +107,10 @@ struct PlanesForward : NormForward<T, true, Extras::none> {
     return beside;
   }
 
-  template <int N>
+  template <int N, bool Ragged>
   __device__ __forceinline__ Packed<T, N> result(const Cursor&, int64_t,
                                                  const typename Base::template Loaded<N>& in,
-                                                 const Beside<N>& beside,
+                                                 const Beside<N, Ragged>& beside,
                                                  const Scale<A>& scale) const {
     A v[N];
     widen(in.h, v);
@@ -269,25 +269,28 @@ struct PlaneGradient : PlaneRows<T> {
   }
 };
 
-// A block per group: from the sums of its channels in each part of its sample.
+// From the sums of a group's channels in each part of its sample. Many groups have few of them.
 template <class T>
-__global__ void __launch_bounds__(128)
-    group_means(const GroupNorm<T> norm, int64_t groups, int parts, const compute_t<T>* weight_sums,
-                const compute_t<T>* bias_sums, GroupMeans<compute_t<T>>* means) {
+__global__ void __launch_bounds__(kRowBlock)
+    group_means(const RowPlan plan, const GroupNorm<T> norm, int64_t groups, int parts,
+                const compute_t<T>* weight_sums, const compute_t<T>* bias_sums,
+                GroupMeans<compute_t<T>>* means) {
   using A = compute_t<T>;
-  const int64_t members = norm.members.divisor, sample = blockIdx.x / groups;
-  const int64_t first = (blockIdx.x - sample * groups) * members;  // channel
+  const Place place(plan);
+  const int64_t group = place.exists ? place.row : 0;  // of all samples
+  const int64_t members = norm.members.divisor, sample = group / groups;
+  const int64_t first = (group - sample * groups) * members;  // channel
   Dots<A, true> total;
   await_previous();
-  for (int64_t i = threadIdx.x; i < parts * members; i += blockDim.x) {
+  for (int64_t i = place.index; i < plan.cols; i += place.size) {
     const int64_t part = norm.members.divide(i), channel = first + i - part * members;
     const int64_t at = (sample * parts + part) * norm.channels + channel;
     const A weight = norm.affine(channel).weight;
     total += {weight * weight_sums[at], weight * bias_sums[at]};
   }
-  total = row_total({0, 0, 128, 1, 128, true}, total);
+  total = row_total(plan, total);
   const A share = A(1) / (A(members) * A(norm.pixels));
-  if (threadIdx.x == 0) means[blockIdx.x] = {total.b * share, total.a * share};
+  if (place.exists && place.index == 0) means[group] = {total.b * share, total.a * share};
 }
 
 }  // namespace opforge

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""layer_norm and rms_norm of many long rows, simulated on a GPU of few multiprocessors: so that
+blocks take several tiles of them (norm_stream.cuh)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from op_cases import record
+from torch.nn import functional
+
+import opforge
+from opforge import sim
+from opforge.check import cases
+from opforge.op import Make
+
+pytestmark = pytest.mark.sim
+each_norm = pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+SHORT = torch.bfloat16
+
+
+def small_gpu(multiprocessors, **options):
+    return sim.active("race", device=sim.Device(multiprocessors=multiprocessors), **options)
+
+
+def kernels(calls):
+    return {launch.kernel for call in calls for launch in call.launches}
+
+
+def drawn(*shape, dtype=SHORT):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+# More tiles than a ring has stages; rows that are no multiple of a tile; classes of rows that begin
+# alike, with tiles without rows; vectors only some threads have; several clusters, small and large.
+@each_norm
+@pytest.mark.parametrize(
+    ("shape", "dtype", "multiprocessors"),
+    [
+        ((19, 16_384), SHORT, 2),
+        ((21, 16_389), SHORT, 4),
+        ((17, 20_000), torch.float16, 8),
+        ((19, 40_001), SHORT, 8),
+        ((11, 16_392), torch.float32, 4),
+        ((9, 16_389), torch.float32, 4),
+    ],
+    ids=str,
+)
+def test_many_long_rows(name, shape, dtype, multiprocessors):
+    make = Make(dtype)
+    x, weight, bias = make(*shape), make(shape[-1]), make(shape[-1])
+    if name == "layer_norm":
+        case = (x, weight, bias, None, None, 1e-5, 0, 0, 0.0, True)
+    else:
+        case = (x, weight, None, None, 1e-5, 0.5, 0, 0, 0.0, True)
+    cases.check_forward(record(name), case, lambda: small_gpu(multiprocessors))
+    with small_gpu(multiprocessors, traffic=True) as calls:
+        record(name)(*case)
+    assert kernels(calls) == {"norm_stream"}
+
+
+@each_norm
+def test_parameters_and_strides(name):
+    def exact(x, *params):
+        x, *params = (p if p is None else p.double() for p in (x, *params))
+        norm = functional.layer_norm if name == "layer_norm" else functional.rms_norm
+        return norm(x, x.shape[-1:], *params, eps=1e-5).to(SHORT)
+
+    cols = 16_400
+    wide, shifted = drawn(cols, dtype=torch.float32), drawn(cols + 3)[3:]
+    for x in (drawn(9, cols), drawn(10, cols + 8)[:, 8:], drawn(3, 5, cols)[:, 2:]):
+        for params in ((shifted, wide), (None, shifted), (None, None)):
+            given = params if name == "layer_norm" else params[:1]
+            with small_gpu(4, traffic=True) as calls:
+                y = getattr(opforge, name)(x, *given, eps=1e-5)
+            assert kernels(calls) == {"norm_stream"}
+            torch.testing.assert_close(y, exact(x, *given))
+
+
+@pytest.mark.parametrize("cols", [16_387, 18_000])
+def test_a_row_of_one_value_has_no_deviation(cols):
+    """Although blocks of a cluster see different elements first: all go by the row's first one."""
+    shape = 9, cols
+    weight, bias = drawn(shape[-1]), drawn(shape[-1])
+    x = torch.linspace(-1000, 3, shape[0]).to(SHORT)[:, None].repeat(1, shape[1])
+    with small_gpu(4):
+        y = opforge.layer_norm(x, weight, bias)
+    assert torch.equal(y, bias.expand(shape))
+
+
+def test_the_mean_of_a_cluster_is_around_one_element():
+    """The two halves of a row begin with other values."""
+    x = drawn(9, 16_384, dtype=torch.float32)
+    x[:, 8192:] += 1000
+    with small_gpu(2):
+        y = opforge.layer_norm(x)
+    exact = functional.layer_norm(x.double(), x.shape[-1:]).float()
+    torch.testing.assert_close(y, exact, atol=2e-6, rtol=2e-6)
+
+
+@each_norm
+def test_few_or_short_rows_and_those_with_a_relu_go_elsewhere(name):
+    for shape, relu in (((7, 16_384), None), ((9, 16_376), None), ((9, 16_384), "after")):
+        with small_gpu(2, traffic=True) as calls:
+            getattr(opforge, name)(drawn(*shape), relu=relu)
+        assert kernels(calls) == {"map_rows"}
