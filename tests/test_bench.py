@@ -246,6 +246,31 @@ def test_a_reference_that_raises_at_one_shape_leaves_the_others_their_times(benc
     assert "an op could not be timed: see the errors above" in done.err
 
 
+PICKY = """\
+class Picky(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return (2 * x).t().contiguous().t()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if grad.is_contiguous():
+            raise ValueError("rows follow each other, and in my result columns do")
+        return 2 * grad
+"""
+
+
+def test_gradients_lie_in_memory_as_the_results_do(bench, tmp_path):
+    """Others would be copied first, which is not what a backward costs."""
+    reference = "lambda x: (2 * x).t().contiguous().t()"
+    folder = write(tmp_path, "turned", PICKY, reference, picky="lambda: Picky.apply")
+    file = tmp_path / "turned.json"
+    done = bench(folder, "--shapes", SIZE, "--backward", "--peers", "picky", "--json", file)
+    assert done.code == 0, done.out + done.err
+    rows = [row for row in results.read(file).rows if row.implementation == "picky"]
+    assert [bool(row.us) for row in rows] == [True, True], done.out
+
+
 def test_a_gate_without_anything_to_compare_with_is_a_mistake(bench):
     done = bench("relu", "--shapes", "8x8", "--peers", "none", "--fail-below", "0.9")
     assert done.code == 2

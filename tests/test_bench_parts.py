@@ -147,6 +147,22 @@ def test_clocks_that_always_disagree_are_not_believed(monkeypatch):
         timer.turn(nothing, nothing, [lambda: time.sleep(0.05)], keep=False)
 
 
+def test_a_slow_turn_does_not_make_the_next_ones_long(monkeypatch):
+    """The first one allocates: the device sleeps long enough for it, then as long as needed."""
+    timer = object.__new__(clock.CudaClock)  # its own begins on a GPU
+    timer.begin()
+    sleeps, queued = [], iter([0.05, 0.05, 1e-3, 1e-4, 1e-4])
+
+    def attempt(*_) -> tuple[clock.Turn, float]:
+        sleeps.append(timer._sleep)
+        return clock.Turn(1e-3, None, []), next(queued)
+
+    monkeypatch.setattr(timer, "_try", attempt)
+    for _ in range(4):
+        timer.turn(nothing, nothing, [nothing], keep=False)
+    assert sleeps == pytest.approx([2e-3, 0.1, 0.1, 3e-3, 2e-3])
+
+
 def nothing() -> None:
     pass
 
