@@ -85,6 +85,19 @@ def test_a_vocabulary_of_odd_size(device):
         agree(*drawn(device, 3, 50257, dtype=dtype, ignored=0), label_smoothing=0.1)
 
 
+@pytest.mark.sim
+@pytest.mark.parametrize("shape", [(5, 16_389), (9, 4099), (17, 2500)], ids=str)
+def test_many_rows_take_small_blocks(shape):
+    """On a GPU of one multiprocessor these are many."""
+    logits, target = drawn("cpu", *shape, dtype=torch.bfloat16)
+    with sim.active("race", device=sim.Device(multiprocessors=1), traffic=True) as calls:
+        got = opforge.cross_entropy(logits, target, label_smoothing=0.1, reduction="none")
+    (launch,) = [one for call in calls for one in call.launches if "rows" in one.kernel]
+    assert (launch.blocks, launch.threads) == (shape[0], {5: 256, 9: 128, 17: 64}[shape[0]])
+    right = truth(logits, target, label_smoothing=0.1, reduction="none")
+    torch.testing.assert_close(got.double(), right, atol=2e-6, rtol=2e-6)
+
+
 @each_device
 def test_many_rows_are_added_up_by_several_blocks(device):
     logits, target = drawn(device, 20000, 3)

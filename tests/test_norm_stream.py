@@ -38,11 +38,12 @@ def drawn(*shape, dtype=SHORT):
 @pytest.mark.parametrize(
     ("shape", "dtype", "multiprocessors"),
     [
-        ((19, 16_384), SHORT, 2),
+        ((37, 16_384), SHORT, 4),
         ((21, 16_389), SHORT, 4),
+        ((43, 16_389), SHORT, 9),
         ((17, 20_000), torch.float16, 8),
         ((19, 40_001), SHORT, 8),
-        ((11, 16_392), torch.float32, 4),
+        ((25, 16_384), torch.float32, 4),
         ((9, 16_389), torch.float32, 4),
     ],
     ids=str,
@@ -80,12 +81,12 @@ def test_parameters_and_strides(name):
 
 @pytest.mark.parametrize("cols", [16_387, 18_000])
 def test_a_row_of_one_value_has_no_deviation(cols):
-    """Although blocks of a cluster see different elements first: all go by the row's first one."""
     shape = 9, cols
     weight, bias = drawn(shape[-1]), drawn(shape[-1])
     x = torch.linspace(-1000, 3, shape[0]).to(SHORT)[:, None].repeat(1, shape[1])
-    with small_gpu(4):
+    with small_gpu(4, traffic=True) as calls:
         y = opforge.layer_norm(x, weight, bias)
+    assert kernels(calls) == {"norm_stream"}
     assert torch.equal(y, bias.expand(shape))
 
 
@@ -93,8 +94,9 @@ def test_the_mean_of_a_cluster_is_around_one_element():
     """The two halves of a row begin with other values."""
     x = drawn(9, 16_384, dtype=torch.float32)
     x[:, 8192:] += 1000
-    with small_gpu(2):
+    with small_gpu(2, traffic=True) as calls:
         y = opforge.layer_norm(x)
+    assert kernels(calls) == {"norm_stream"}
     exact = functional.layer_norm(x.double(), x.shape[-1:]).float()
     torch.testing.assert_close(y, exact, atol=2e-6, rtol=2e-6)
 

@@ -278,7 +278,10 @@ def test_any_strides_and_sizes(device, name):
 # clusters, and sources that take more shared memory than two stages of whole tiles have.
 MANY = [
     ((40, 31), torch.bfloat16),
-    ((70, 96), torch.bfloat16),
+    ((600, 31), torch.bfloat16),
+    ((300, 96), torch.bfloat16),
+    ((50, 1001), torch.bfloat16),
+    ((40, 5000), torch.bfloat16),
     ((5, 9001), torch.bfloat16),
     ((3, 20_000), torch.bfloat16),
     ((3, 9000), torch.float32),
@@ -306,6 +309,16 @@ def test_blocks_take_several_rows(name, shape, dtype, residual):
 
     cases.check_forward(record(name), case, around)
     cases.check_backward(record(name), case, around=around)
+
+
+@each_device
+@pytest.mark.parametrize("cols", [1, 8, 1024])
+def test_what_no_element_has_a_part_in_has_no_gradient(device, cols):
+    """A row of one value, all of whose gradients are the same: nothing is left by rounding."""
+    x = torch.full((5, cols), 0.7, device=device, requires_grad=True)
+    weight = torch.full((cols,), 19 / 64, device=device)  # few digits: their sums are exact
+    (of_x,) = torch.autograd.grad(opforge.layer_norm(x, weight).sum(), x)
+    assert not of_x.any()
 
 
 @each_norm

@@ -171,8 +171,9 @@ class CudaClock:
             turn, queued = self._try(change, prepare, calls, keep)
             # The sleep must outlast the queueing, or the device would wait for the host.
             if queued < 0.8 * self._sleep:
-                # A first turn, which allocates, would make all others long.
-                self._sleep = max(_SLEEP, min(self._sleep, 3 * queued))
+                # A first turn, which allocates, would make all others long. Little by little: the
+                # others may need more.
+                self._sleep = max(_SLEEP, min(self._sleep, max(3 * queued, 0.7 * self._sleep)))
                 return turn
             if self._sleep >= _MOST_SLEEP:
                 self.begin()  # the others need no such sleep

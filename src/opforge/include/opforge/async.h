@@ -211,8 +211,8 @@ __device__ __forceinline__ void send(const Value& value, Value& to, Barrier& bar
 #endif
 }
 
-// The threads that wrote what a bulk_store() is to read call this between their writes and the
-// barrier after which one of them asks for it.
+// The threads that wrote what a bulk_store() is to read, or where a bulk_copy() is to land, call
+// this between their writes and the barrier after which one of them asks for it.
 __device__ __forceinline__ void fence_for_copies() {
 #if defined(OPFORGE_SIM)
   sim::fence_for_copies();

@@ -72,18 +72,15 @@ struct NormBackward {
   A offset, share;             // share: 1 / cols
   A *weight_sums, *bias_sums;  // a row per block or cluster; null: not wanted
   int classes;                 // of rows that begin alike: a power of two
-  int groups;                  // of threads with a row each at a time
+  int groups;                  // of threads, which take a row of a tile each, or several
   int64_t jump, step;          // from a thread's row to that of its next turn, in rows and elements
 
   int64_t tiles_of_class() const {
     return ceil_div(ceil_div(plan.rows, int64_t(classes)), int64_t(ring.height));
   }
-  // Blocks (clusters) that share the tiles. Large clusters cannot use every multiprocessor; one
-  // that has to wait would double the time.
+  // Blocks (clusters) that share the tiles.
   int64_t parts() const {
-    const int64_t usable = multiprocessors() * (plan.cluster >= 4 ? 10 : 11) / 11;
-    const int64_t most = std::max<int64_t>(usable / plan.cluster, 1);
-    return std::min(tiles_of_class() * classes, most);
+    return std::min<int64_t>(tiles_of_class() * classes, clusters_at_once(plan.cluster));
   }
   // In elements of A, a row of sums where the ring was.
   __host__ __device__ int stack_pitch() const { return (ring.width + 3) / 4 * 4; }
@@ -265,14 +262,12 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp, 1)
         if (i == 0) continue;
         const Total total = totals.get(old_put, turn + i - 1);
         const unsigned char* const at = ring.stage(behind) + from;
-        // grad * scale * rstd - (average + normed * inner) * rstd: what is the row's is made here.
         A inner[R], average[R];
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-          const A rstd = old[r].rstd, factor = -p.share * rstd;
-          average[r] = total.row[r].b * factor;
-          inner[r] = total.row[r].a * factor;
-          if (!kExtras) inner[r] *= rstd;  // and normed is left without it
+          average[r] = total.row[r].b * p.share;
+          inner[r] = -total.row[r].a * p.share * old[r].rstd;
+          if (!kExtras) inner[r] *= old[r].rstd;  // and normed is left without it
         }
         each([&]<int M>(const Owned<M, A>& owned, int, int col) {
 #pragma unroll
@@ -284,8 +279,12 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp, 1)
                   normed, grad);
 #pragma unroll
             for (int e = 0; e < M; ++e) {
-              const A rest = Centered ? fma(normed[e], inner[r], average[r]) : normed[e] * inner[r];
-              grad[e] = fma(product(grad[e], owned.scale[e]), old[r].rstd, rest);
+              const A own = product(grad[e], owned.scale[e]);
+              if constexpr (Centered) {  // nothing is left of gradients that are all the same
+                grad[e] = fma(normed[e], inner[r], (own - average[r]) * old[r].rstd);
+              } else {
+                grad[e] = fma(own, old[r].rstd, normed[e] * inner[r]);
+              }
             }
             if (!owned.exists || i > rows[r]) continue;
             if constexpr (kExtras) {
@@ -399,10 +398,8 @@ __global__ void __launch_bounds__(1024)
 template <class T>
 bool plan_backward(int64_t rows, int64_t cols, int abreast, bool clusters, bool contiguous,
                    NormBackward<T>& p) {
-  int classes = 1;
-  while (classes * cols % kVec<T> != 0) classes *= 2;
-  // Of a block's shared memory; 16 KB are for the totals. More would be no faster on an H200.
-  const int64_t room = std::min<int64_t>(200 << 10, most_shared() - (16 << 10));
+  const int classes = classes_of<T>(cols);
+  const int64_t room = ring_room();
   constexpr int64_t kElement = sizeof(T);
   const int64_t threads = ceil_div(cols, int64_t(kOwned<T>));
   RowPlan& plan = p.plan;

@@ -237,11 +237,8 @@ bool plan_stream(int64_t rows, int64_t cols, bool ragged, NormStream<T>& p) {
   while (plan.cluster < kMaxCluster && warps() > kStreamThreads) plan.cluster *= 2;
   if (warps() > kStreamThreads) return false;
   plan.group = plan.block = int(warps());
-  p.classes = 1;
-  while (p.classes * cols % kVec<T> != 0) p.classes *= 2;
-  // Large clusters cannot use every multiprocessor; one that has to wait would double the time.
-  const int usable = multiprocessors() * (plan.cluster >= 4 ? 10 : 11) / 11;
-  p.parts = std::max(usable / plan.cluster, 1);
+  p.classes = classes_of<T>(cols);
+  p.parts = clusters_at_once(plan.cluster);
   ring.sources = 1;
   ring.rows = rows;
   ring.step = p.classes;
@@ -253,8 +250,7 @@ bool plan_stream(int64_t rows, int64_t cols, bool ragged, NormStream<T>& p) {
   ring.width = int(ceil_div(ceil_div(cols, plan.cluster), kMargins) * kMargins);
   ring.pitch = int((ring.width + kMargins) * kElement);
   ring.tile_bytes = int(ceil_div(ring.pitch * ring.height, 128) * 128);
-  const int64_t room = std::min<int64_t>(200 << 10, most_shared() - (16 << 10));
-  ring.stages = int(std::min<int64_t>(room / ring.tile_bytes, kMaxStages));
+  ring.stages = int(std::min<int64_t>(ring_room() / ring.tile_bytes, kMaxStages));
   p.jump = (ragged ? 1 : p.parts) * ring.height * p.classes;
   p.step = int64_t(p.jump) * cols;
   p.across = p.classes * cols;

@@ -20,7 +20,9 @@ __device__ const Vec<uint32_t, 4> repeated[2] = {{Word, Word, Word, Word},
                                                  {Word, Word, Word, Word}};
 
 template <class W>
-constexpr uint32_t kOne = 0x3f800000;
+constexpr uint32_t kOne = 0;  // of no use, but named, for double
+template <>
+constexpr uint32_t kOne<float> = 0x3f800000;
 template <>
 constexpr uint32_t kOne<bfloat16> = 0x3f803f80;
 template <>

@@ -16,6 +16,24 @@ namespace opforge {
 
 constexpr int kMaxStages = 8;
 
+// Bytes of a block's shared memory for a ring; 16 KB are for totals. More would be no faster on an
+// H200.
+inline int64_t ring_room() { return std::min<int64_t>(200 << 10, most_shared() - (16 << 10)); }
+
+// Of rows that begin alike, see norm_backward.cuh: a power of two.
+template <class T>
+int classes_of(int64_t cols) {
+  int classes = 1;
+  while (classes * cols % kVec<T> != 0) classes *= 2;
+  return classes;
+}
+
+// Blocks or clusters, one to a multiprocessor each, that run at the same time. Large clusters
+// cannot use every multiprocessor; one that has to wait would double the time.
+inline int clusters_at_once(int cluster) {
+  return std::max(multiprocessors() * (cluster >= 4 ? 10 : 11) / 11 / cluster, 1);
+}
+
 // Some tensors of the same shape, of which a block takes a tile each: `height` rows of `width`
 // columns.
 template <class T, int Sources>
