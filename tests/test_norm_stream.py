@@ -61,6 +61,18 @@ def test_many_long_rows(name, shape, dtype, multiprocessors):
     assert kernels(calls) == {"norm_stream"}
 
 
+@pytest.mark.parametrize("shape", [(13, 16_384), (9, 16_389)], ids=str)
+def test_a_relu_before_layer_norm(shape):
+    make = Make(SHORT)
+    x, weight, bias = make(*shape), make(shape[-1]), make(shape[-1])
+    x[3, 0] = float("nan")  # the element around which a row is added up
+    case = (x, weight, bias, None, None, 1e-5, 1, 0, 0.0, True)
+    cases.check_forward(record("layer_norm"), case, lambda: small_gpu(4))
+    with small_gpu(4, traffic=True) as calls:
+        record("layer_norm")(*case)
+    assert kernels(calls) == {"norm_stream"}
+
+
 @each_norm
 def test_parameters_and_strides(name):
     def exact(x, *params):

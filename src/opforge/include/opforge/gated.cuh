@@ -27,15 +27,22 @@ struct GatedParams {
   Index count;
   Walk<Index, Outputs + Inputs> walk;  // outputs first
 
-  // The offsets of all operands at flat index i: one division per dimension.
+  // The offsets of all operands at flat index i: one division per dimension but the last. Rank: how
+  // many dimensions there are, or 0 if that is not known before.
+  template <int Rank = 0>
   __device__ __forceinline__ void locate(Index i, int64_t (&offset)[Outputs + Inputs]) const {
+    const int rank = Rank ? Rank : walk.rank;
 #pragma unroll
     for (int k = 0; k < Outputs + Inputs; ++k) offset[k] = 0;
-    for (int d = 0; d < walk.rank; ++d) {
-      const Index rest = d + 1 < walk.rank ? walk.size[d].divide(i) : 0;
+#pragma unroll(Rank ? Rank : 1)
+    for (int d = 0; d < rank; ++d) {
+      const Index rest = d + 1 < rank ? walk.size[d].divide(i) : 0;
       const int64_t inner = i - rest * walk.size[d].divisor;
 #pragma unroll
-      for (int k = 0; k < Outputs + Inputs; ++k) offset[k] += inner * walk.stride[k][d];
+      for (int k = 0; k < Outputs + Inputs; ++k) {
+        // Vectors have neighbours in dimension 0.
+        offset[k] += Rank > 0 && d == 0 ? inner : inner * walk.stride[k][d];
+      }
       i = rest;
     }
   }
@@ -63,47 +70,46 @@ struct GatedBackward {
   }
 };
 
-template <class T, int Outputs, int Inputs, class Index, class F>
-__global__ void __launch_bounds__(1024)
+// N elements of every operand, at these offsets.
+template <int N, class T, int Outputs, int Inputs, class Index, class F>
+__device__ __forceinline__ void make_gated(const GatedParams<T, Outputs, Inputs, Index>& p,
+                                           const F& f, const int64_t (&at)[Outputs + Inputs]) {
+  using A = compute_t<T>;
+  Packed<T, N> in[Inputs];
+#pragma unroll
+  for (int k = 0; k < Inputs; ++k) in[k] = load_packed<N>(p.in[k] + at[Outputs + k]);
+  A x[Inputs][N], y[Outputs][N];
+#pragma unroll
+  for (int k = 0; k < Inputs; ++k) widen(in[k], x[k]);
+#pragma unroll
+  for (int e = 0; e < N; ++e) {
+    A from[Inputs], to[Outputs];
+#pragma unroll
+    for (int k = 0; k < Inputs; ++k) from[k] = x[k][e];
+    f(from, to);
+#pragma unroll
+    for (int k = 0; k < Outputs; ++k) y[k][e] = to[k];
+  }
+#pragma unroll
+  for (int k = 0; k < Outputs; ++k) store<N>(p.out[k] + at[k], narrow<T>(y[k]));
+}
+
+// Of one dimension, operands are dense; of two, rows, such as the halves of packed ones. Then all
+// 2048 threads of a multiprocessor are to fit, see elementwise.cuh.
+template <int Rank, class T, int Outputs, int Inputs, class Index, class F>
+__global__ void __launch_bounds__(1024, Rank > 0 && sizeof(Index) == 4 && sizeof(T) < 8 ? 2 : 1)
     gated_vectors(const GatedParams<T, Outputs, Inputs, Index> p, const F f) {
   constexpr int N = kVec<T>;
   const Index first = (Index(blockIdx.x) * blockDim.x + threadIdx.x) * N;
   if (first >= p.count) return;
-  const int n = p.count - first < N ? int(p.count - first) : N;  // fewer at the very end only
   int64_t at[Outputs + Inputs];
-  p.locate(first, at);
-  Vec<T, N> in[Inputs], out[Outputs];
-#pragma unroll
-  for (int k = 0; k < Inputs; ++k) {
-    const T* from = p.in[k] + at[Outputs + k];
-    if (n == N) {
-      in[k] = load<N>(from);
-    } else {
-#pragma unroll
-      for (int e = 0; e < N; ++e) {
-        if (e < n) in[k].value[e] = from[e];
-      }
-    }
-  }
-#pragma unroll
-  for (int e = 0; e < N; ++e) {
-    compute_t<T> x[Inputs], y[Outputs];
-#pragma unroll
-    for (int k = 0; k < Inputs; ++k) x[k] = widen(in[k].value[e]);
-    f(x, y);
-#pragma unroll
-    for (int k = 0; k < Outputs; ++k) out[k].value[e] = narrow<T>(y[k]);
-  }
-#pragma unroll
-  for (int k = 0; k < Outputs; ++k) {
-    T* to = p.out[k] + at[k];
-    if (n == N) {
-      store<N>(to, out[k]);
-    } else {
-#pragma unroll
-      for (int e = 0; e < N; ++e) {
-        if (e < n) to[e] = out[k].value[e];
-      }
+  if (p.count - first >= N) {
+    p.template locate<Rank>(first, at);
+    make_gated<N>(p, f, at);
+  } else {  // only of one dimension
+    for (Index i = first; i < p.count; ++i) {
+      p.template locate<1>(i, at);
+      make_gated<1>(p, f, at);
     }
   }
 }
@@ -165,8 +171,10 @@ void gated_indexed(const Layout<Outputs + Inputs>& layout, const std::array<T*, 
   const bool vectors = gated_by_vectors<T, Outputs + Inputs>(layout, all);
   const int asked = tuning.block, block = asked ? asked : 256;
   const int64_t per_block = int64_t(block) * (vectors ? kVec<T> : kGatedElements);
-  launch(vectors ? gated_vectors<T, Outputs, Inputs, Index, F>
-                 : gated_elements<T, Outputs, Inputs, Index, F>,
+  launch(!vectors           ? gated_elements<T, Outputs, Inputs, Index, F>
+         : layout.rank == 2 ? gated_vectors<2, T, Outputs, Inputs, Index, F>
+         : layout.rank <= 1 ? gated_vectors<1, T, Outputs, Inputs, Index, F>
+                            : gated_vectors<0, T, Outputs, Inputs, Index, F>,
          {dim3(unsigned(ceil_div(layout.count(), per_block))), dim3(block), stream}, p, f);
 }
 

@@ -40,6 +40,7 @@ template <class T, class F>
 void with_extras(Extras extras, const F& f) {
   if constexpr (sizeof(T) < 8) {
     if (extras == Extras::none) return f(std::integral_constant<Extras, Extras::none>{});
+    if (extras == Extras::relu) return f(std::integral_constant<Extras, Extras::relu>{});
     if (extras == Extras::no_dropout) {
       return f(std::integral_constant<Extras, Extras::no_dropout>{});
     }
@@ -75,14 +76,18 @@ const T* end_of(const RowsView& v, int64_t cols) {
   return data<T>(v.tensor) + last;
 }
 
-// Whether norm_stream took the rows: long ones with nothing around them.
+// Whether norm_stream took the rows: long ones with nothing around them, of layer_norm also with a
+// relu before.
 template <class T, bool Centered>
-bool stream_rows(const RowsView& from, const Param& weight, const Param& bias, double eps,
-                 double offset, bool ragged, const NormResult& out) {
+bool stream_rows(const RowsView& from, const Param& weight, const Param& bias,
+                 const AroundArguments& around, double eps, double offset, bool ragged,
+                 const NormResult& out) {
   using A = compute_t<T>;
   const Tensor& x = from.tensor;
   const int64_t cols = x.size(x.dim() - 1);
   NormStream<T> p;
+  const bool relu = around.before == 1;
+  if ((around.before != 0 && !(Centered && relu)) || around.after != 0) return false;
   if (!plan_stream<T, Centered>(x.numel() / cols, cols, ragged, p)) return false;
   p.ring.source[0] = from.read<T>();
   p.ring.end[0] = end_of<T>(from, cols);
@@ -102,7 +107,14 @@ bool stream_rows(const RowsView& from, const Param& weight, const Param& bias, d
            p);
     return true;
   };
-  return ragged ? run(norm_stream<T, Centered, true>) : run(norm_stream<T, Centered, false>);
+  if constexpr (Centered) {
+    if (relu) {
+      return ragged ? run(norm_stream<T, true, true, true>)
+                    : run(norm_stream<T, true, false, true>);
+    }
+  }
+  return ragged ? run(norm_stream<T, Centered, true, false>)
+                : run(norm_stream<T, Centered, false, false>);
 }
 
 // Into what is there of `out`: without a y, only the statistics.
@@ -118,18 +130,20 @@ void normalise_rows(const Tensor& x, const std::optional<Tensor>& weight_,
   const int64_t cols = x.size(x.dim() - 1), rows = x.numel() / cols;
   const bool like_x = all_are(dtype_code(x), {&weight, &bias});
   const bool floats = all_are(aoti_torch_dtype_float32(), {&weight, &bias});
-  const bool plain = writes && !residual && around.before == 0 && around.after == 0 &&
+  const bool alone = around.before == 0 && around.after == 0;
+  const bool plain = writes && !residual && (alone || (Centered && !around.dropout())) &&
                      offset == 0 && like_x && weight.tensor && (!Centered || bias.tensor);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
     with_row_vectors<T>({&to, &from, &other}, [&]<int N>(Width<N>, bool ragged) {
       if constexpr (N > 1 && sizeof(T) < 8) {
-        if (writes && !residual && around.before == 0 && around.after == 0 &&
-            stream_rows<T, Centered>(from, weight.read(), bias.read(), eps, offset, ragged, out)) {
+        if (writes && !residual &&
+            stream_rows<T, Centered>(from, weight.read(), bias.read(), around, eps, offset, ragged,
+                                     out)) {
           return;
         }
       }
       Extras extras = around.dropout() || !(like_x || floats) ? Extras::all : Extras::no_dropout;
-      if (plain && N > 1) extras = Extras::none;
+      if (plain && N > 1) extras = alone ? Extras::none : Extras::relu;
       // What is rare is compiled once.
       const auto kernel = map_rows<N, false, true, NormForward<T, Centered, Extras::all>>;
       if (N == 1 || !plan_rows<N>(rows, cols, ragged, kernel).held) extras = Extras::all;
@@ -156,7 +170,7 @@ void normalise_rows(const Tensor& x, const std::optional<Tensor>& weight_,
         if constexpr (E == Extras::no_dropout && N > 1) {
           if (!like_x) return run(e, Type<float>{});
         }
-        run(e, Type<T>{});
+        if constexpr (Centered || E != Extras::relu) run(e, Type<T>{});
       });
     });
   });
@@ -321,8 +335,10 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
     const bool ragged = cols % kVec<T> != 0;
     if (ragged && extras) needed = Extras::all;  // what is rare is compiled once
     with_extras<T>(needed, [&]<Extras E>(std::integral_constant<Extras, E> e) {
-      if (!ragged) return run(e, std::false_type{});
-      if constexpr (E != Extras::no_dropout) run(e, std::true_type{});
+      if constexpr (E != Extras::relu) {  // which is for the forward
+        if (!ragged) return run(e, std::false_type{});
+        if constexpr (E != Extras::no_dropout) run(e, std::true_type{});
+      }
     });
     const auto finish = [&](const Tensor& to, const Tensor* other, const A* from) {
       dispatch(dtype_of(to), [&]<class Out>(Type<Out>) {

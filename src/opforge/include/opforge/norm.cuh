@@ -21,6 +21,28 @@ __device__ __noinline__ uint32_t kept_bits(uint64_t seed, uint64_t first, uint32
   return bits;
 }
 
+// max(v, 0) of every element; keeps NaN and -0.0. Of 16-bit ones two at a time.
+template <class T, int N>
+__device__ __forceinline__ Packed<T, N> relu_of(Packed<T, N> packed) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+    using Two = std::conditional_t<std::is_same_v<T, half>, __half2, __nv_bfloat162>;
+#pragma unroll
+    for (uint32_t& word : packed.word) {
+      Two two;
+      memcpy(&two, &word, sizeof two);
+      word &= ~__hlt2_mask(two, Two{});
+    }
+    return packed;
+  }
+#endif
+  compute_t<T> v[N];
+  widen(packed, v);
+#pragma unroll
+  for (int e = 0; e < N; ++e) v[e] = v[e] < 0 ? compute_t<T>(0) : v[e];
+  return narrow<T>(v);
+}
+
 // A relu, a dropout or both; the mask follows from the seed, on the device, and the element.
 struct Around {
   bool relu = false, dropout = false;
@@ -48,7 +70,6 @@ struct Around {
     }
   }
 
- private:
   template <int N, class A>
   __device__ __forceinline__ void drop(int64_t first, A (&v)[N]) const {
     const uint32_t kept = kept_bits<N>(uint64_t(*seed), uint64_t(first), threshold);
@@ -116,17 +137,18 @@ __device__ __forceinline__ void weigh(A (&v)[N], const A (&weight)[N], const A (
   for (int e = 0; e < N; ++e) v[e] = Centered ? fma(v[e], weight[e], bias[e]) : v[e] * weight[e];
 }
 
-// What a kernel is compiled for: the less, the fewer registers. None: nothing around the norm,
-// no offset, and a weight (and a bias, if there can be one) of the dtype of x. All: any parameters;
-// otherwise those there are have one dtype, W, and are aligned.
-enum class Extras { none, no_dropout, all };
+// What a kernel is compiled for: the less, the fewer registers. None: nothing around the norm, no
+// offset, and a weight (and a bias, if there can be one) of the dtype of x. Relu: the same with a
+// relu before or after it. All: any parameters; otherwise those there are have one dtype, W, and
+// are aligned.
+enum class Extras { none, relu, no_dropout, all };
 
 template <class T, bool Centered, Extras extras, class W = T>
 struct NormForward {
   using Element = T;
   using A = compute_t<T>;
-  static constexpr bool kExtras = extras != Extras::none, kDropout = extras == Extras::all;
-  static constexpr bool kLong = extras == Extras::all;
+  static constexpr bool kExtras = extras > Extras::relu, kDropout = extras == Extras::all;
+  static constexpr bool kRelu = extras != Extras::none, kLong = extras == Extras::all;
   Rows<const T> x, residual;
   T *h, *y;  // h if there is a residual; without y only the statistics are wanted
   A *mean, *rstd;
@@ -164,11 +186,13 @@ struct NormForward {
   template <int N>
   __device__ __forceinline__ void prepare(const Cursor& c, int64_t col, Loaded<N>& in,
                                           bool again) const {
+    if (kRelu && before.relu) in.h = relu_of(in.h);
     if constexpr (kExtras) {
-      if (!before.relu && !(kDropout && before.dropout) && h == nullptr) return;
+      const bool drops = kDropout && before.dropout;
+      if (!drops && h == nullptr) return;
       A v[N];
       widen(in.h, v);
-      before.template forward<kDropout>(c.row * cols + col, v);
+      if (drops) before.drop(c.row * cols + col, v);
       if (h != nullptr) {
         A other[N];
         widen(in.residual, other);
@@ -253,7 +277,7 @@ struct NormForward {
       for (int e = 0; e < N; ++e) w[e] += offset;
     }
     weigh<Centered>(v, w, b);
-    if constexpr (kExtras) after.template forward<kDropout>(c.row * cols + col, v);
+    if constexpr (kRelu) after.template forward<kDropout>(c.row * cols + col, v);
     return narrow<T>(v);
   }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer_norm and rms_norm of many long rows, see norm.cuh, with nothing around them. Forward.
-// Includes no torch header.
+// layer_norm and rms_norm of many long rows, see norm.cuh, with nothing around them but a relu
+// before. Forward. Includes no torch header.
 //
 // As in norm_backward.cuh, a cluster of blocks, one to a multiprocessor, stays for the whole kernel
 // and takes tiles of rows from a ring. A thread has the same columns in every row and keeps their
@@ -52,7 +52,7 @@ struct StreamColumns {
   A weight[N], bias[N];
 };
 
-template <class T, bool Centered, bool Ragged>
+template <class T, bool Centered, bool Ragged, bool Relu>
 __global__ void __launch_bounds__(kStreamThreads + kWarp, 1) norm_stream(const NormStream<T> p) {
   using A = compute_t<T>;
   constexpr int N = kVec<T>, K = kStreamColumns / N, R = kStreamRows<T>;
@@ -126,7 +126,9 @@ __global__ void __launch_bounds__(kStreamThreads + kWarp, 1) norm_stream(const N
       return stage + lead + (r > 0 && i < count[r] ? r * ring.pitch() : 0);
     };
     const auto fetch = [&]<int M>(const StreamColumns<M, A>& owned, int at, A(&v)[M]) {
-      widen(load_packed<M>(reinterpret_cast<const T*>(ring.memory() + at) + owned.col), v);
+      const auto packed =
+          load_packed<M>(reinterpret_cast<const T*>(ring.memory() + at) + owned.col);
+      widen(Relu ? relu_of(packed) : packed, v);
     };
     // Sums are taken around the first element of a row, which only the first block has in its ring:
     // those of the next tile are fetched ahead of time.
@@ -161,7 +163,7 @@ __global__ void __launch_bounds__(kStreamThreads + kWarp, 1) norm_stream(const N
           const int at = begin(here, r, i);
           if constexpr (Centered) {
             A element[1];
-            widen(first[r], element);
+            widen(Relu ? relu_of(first[r]) : first[r], element);
             pivot[r] = pivot_of(element[0]);
           }
           each([&]<int M>(const StreamColumns<M, A>& owned) {

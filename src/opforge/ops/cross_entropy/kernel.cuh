@@ -19,13 +19,6 @@
 
 namespace opforge {
 
-// e^x; of what comes from 16-bit numbers within 2^-22.
-template <class T>
-__device__ __forceinline__ compute_t<T> exp_of(compute_t<T> x) {
-  if constexpr (kShort<T>) return roughly_exp2(x * 1.44269504f);
-  return std::exp(x);
-}
-
 // The labels, and what they make of a row.
 struct Labels {
   Rows<const int64_t> rows;
@@ -38,35 +31,72 @@ struct Labels {
   }
 };
 
-// What is known of a part of a row: its largest element, NaN aside, and the sum of exp(v - it).
+// The largest of some vectors, NaN aside; of 16-bit elements two at a time.
+template <class T, int K, int N>
+__device__ __forceinline__ compute_t<T> largest(const Packed<T, N> (&v)[K]) {
+  compute_t<T> top = -INFINITY;
+#if defined(__CUDA_ARCH__)
+  if constexpr (kShort<T> && N % 2 == 0) {
+    using Two = std::conditional_t<std::is_same_v<T, half>, __half2, __nv_bfloat162>;
+    Two tops;
+#pragma unroll
+    for (int i = 0; i < K * N / 2; ++i) {
+      Two two;
+      memcpy(&two, &v[i / (N / 2)].word[i % (N / 2)], sizeof two);
+      tops = i == 0 ? two : __hmax2(tops, two);
+    }
+    return fmaxf(widen(tops.x), widen(tops.y));
+  }
+#endif
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    compute_t<T> wide[N];
+    widen(v[k], wide);
+#pragma unroll
+    for (int e = 0; e < N; ++e) top = fmax(top, wide[e]);
+  }
+  return top;
+}
+
+// What is known of a part of a row: its largest element, NaN aside, and the sum of e^(v - it). At
+// 16 bits that is the sum of 2^(v rate - shift), where rate is log2(e) and the shift is the largest
+// element times it, rounded: an instruction less per element. log() puts the rounding right.
 template <class T>
 struct ExpSum {
   using A = compute_t<T>;
   A peak = -INFINITY, sum = 0;
 
-  // Where nothing but -inf was seen, exp(v - base) is 0.
+  // Where nothing but -inf was seen, e^(v - base) is 0.
   static __device__ __forceinline__ A base(A top) { return top == A(-INFINITY) ? A(0) : top; }
+  // Elements so large that the shift might be infinite are too far apart for the rate to matter.
+  static __device__ __forceinline__ A rate(A top) {
+    return fabs(top) > A(1e38) ? A(1.0 / 1024) : A(1.44269504f);
+  }
+  // By what a sum changes when its peak does.
+  static __device__ __forceinline__ A change(A from, A to) {
+    if (from == A(-INFINITY)) return A(0);
+    if constexpr (!kShort<T>) return std::exp(from - to);
+    return roughly_exp2(product(from, rate(to)) - product(to, rate(to)));
+  }
+  __device__ __forceinline__ void raise(A top) {
+    sum *= change(peak, top);
+    peak = top;
+  }
 
   // All at once: what was summed before is scaled once.
   template <int K, int N>
-  __device__ __forceinline__ void add(const A (&v)[K][N]) {
-    A top = peak, own[K];
+  __device__ __forceinline__ void add(const Packed<T, N> (&v)[K]) {
+    raise(fmax(peak, largest(v)));
+    const A from = base(peak), by = rate(from), shift = product(from, by);
+    A own[K] = {};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      own[k] = v[k][0];
+      A x[N];
+      widen(v[k], x);
 #pragma unroll
-      for (int e = 1; e < N; ++e) own[k] = fmax(own[k], v[k][e]);
-    }
-#pragma unroll
-    for (int k = 0; k < K; ++k) top = fmax(top, own[k]);
-    const A from = base(top);
-    sum *= exp_of<T>(peak - from);
-    peak = top;
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      own[k] = 0;
-#pragma unroll
-      for (int e = 0; e < N; ++e) own[k] += exp_of<T>(v[k][e] - from);
+      for (int e = 0; e < N; ++e) {
+        own[k] += kShort<T> ? roughly_exp2(fma(x[e], by, -shift)) : std::exp(x[e] - from);
+      }
     }
 #pragma unroll
     for (int k = 0; k < K; ++k) sum += own[k];
@@ -75,11 +105,32 @@ struct ExpSum {
   __device__ __forceinline__ void operator+=(const ExpSum& other) {
     const bool higher = other.peak > peak;
     const A low = higher ? peak : other.peak, high = higher ? other.peak : peak;
-    const A factor = exp_of<T>(low - base(high));
+    const A factor = change(low, high);
     sum = higher ? fma(sum, factor, other.sum) : fma(other.sum, factor, sum);
     peak = high;
   }
+  // The logarithm of the sum of e^(v - peak).
+  __device__ __forceinline__ A log() const {
+    const A logs = std::log(sum), from = base(peak), by = rate(from);
+    return kShort<T> ? fma(fma(from, by, -product(from, by)), A(-0.69314718f), logs) : logs;
+  }
 };
+
+// First the peak of all lanes, so that each sum is scaled once.
+template <class T>
+__device__ __forceinline__ ExpSum<T> warp_total(ExpSum<T> total, int width) {
+  compute_t<T> top = total.peak;
+  for (int step = width / 2; step > 0; step /= 2) {
+    top = fmax(top, __shfl_xor_sync(0xffffffffu, top, step));
+  }
+  total.raise(top);
+  total.sum = warp_sum(total.sum, width);
+  return total;
+}
+template <class T>
+__device__ __forceinline__ ExpSum<T> warp_total(ExpSum<T> total) {
+  return warp_total(total, kWarp);
+}
 
 template <class T>
 struct CrossEntropyForward {
@@ -93,7 +144,7 @@ struct CrossEntropyForward {
   // `away`: from the pivot, all elements together; for smoothing.
   __device__ __forceinline__ void finish(int64_t row, const ExpSum<T>& total, A at_label, A pivot,
                                          A away) const {
-    const A logs = std::log(total.sum), lse = total.peak + logs;
+    const A logs = total.log(), lse = total.peak + logs;
     A loss = (total.peak - at_label) + logs;
     if (smoothing != A(0)) {
       const A others = (total.peak - pivot) - away / A(labels.classes) + logs;
@@ -150,28 +201,29 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
     if (place.index == 0) at_label = start[label];
     if (smooth) pivot = widen(start[0]);
     if (pivot - pivot != A(0)) pivot = A(0);
-    const auto add_away = [&]<int M>(const A(&v)[M]) {
-      A own = 0;
+    const auto add_away = [&]<int M>(const Packed<T, M>& v) {
+      A wide[M], own = 0;
+      widen(v, wide);
 #pragma unroll
-      for (int e = 0; e < M; ++e) own += v[e] - pivot;
+      for (int e = 0; e < M; ++e) own += wide[e] - pivot;
       away.value += own;
     };
     for (; at < stop; at += kFlying * step, load()) {
 #pragma unroll
       for (int first = 0; first < kFlying; first += 2) {  // two share a peak: more take registers
-        A wide[2][N];
+        const Packed<T, N> two[2] = {v[first], v[first + 1]};
+        total.add(two);
+        if (!smooth) continue;
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          widen(v[first + k], wide[k]);
-          if (smooth && at + (first + k) * step < stop) add_away(wide[k]);
+          if (at + (first + k) * step < stop) add_away(two[k]);
         }
-        total.add(wide);
       }
     }
     if (has_end) {
-      const A wide[1][1] = {{widen(end)}};
-      total.add(wide);
-      if (smooth) add_away(wide[0]);
+      const Packed<T, 1> single[1] = {Vec<T, 1>{end}};
+      total.add(single);
+      if (smooth) add_away(single[0]);
     }
   }
   await_rows(plan);
