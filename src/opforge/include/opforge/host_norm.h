@@ -68,13 +68,6 @@ inline bool all_are(int32_t dtype, std::initializer_list<const ParamView*> param
   return true;
 }
 
-template <class T>
-const T* end_of(const RowsView& v, int64_t cols) {
-  int64_t last = cols;
-  for (int d = 0; d < v.leading.rank; ++d) last += (v.leading.size[d] - 1) * v.leading.stride[0][d];
-  return data<T>(v.tensor) + last;
-}
-
 // Whether norm_stream took the rows: long ones with nothing around them.
 template <class T, bool Centered>
 bool stream_rows(const RowsView& from, const Param& weight, const Param& bias, double eps,
@@ -83,7 +76,7 @@ bool stream_rows(const RowsView& from, const Param& weight, const Param& bias, d
   const Tensor& x = from.tensor;
   const int64_t cols = x.size(x.dim() - 1);
   NormStream<T> p;
-  if (!plan_stream<T, Centered>(x.numel() / cols, cols, ragged, p)) return false;
+  if (!plan_stream<T>(x.numel() / cols, cols, ragged, kNormLag<Centered> + 1, p)) return false;
   p.ring.source[0] = from.read<T>();
   p.ring.end[0] = end_of<T>(from, cols);
   p.y = mutable_data<T>(out.y);
@@ -94,15 +87,9 @@ bool stream_rows(const RowsView& from, const Param& weight, const Param& bias, d
   p.offset = weight.data != nullptr ? A(offset) : A(0);
   p.eps = A(eps);
   p.share = A(1) / A(cols);
-  const auto run = [&](auto kernel) {
-    if (!can_cluster(kernel)) return false;
-    launch(kernel,
-           {dim3(unsigned(p.parts * p.plan.cluster)), dim3(p.plan.block + kWarp), current_stream(x),
-            size_t(p.ring.stages) * p.ring.tile_bytes, false, p.plan.cluster},
-           p);
-    return true;
-  };
-  return ragged ? run(norm_stream<T, Centered, true>) : run(norm_stream<T, Centered, false>);
+  const cudaStream_t stream = current_stream(x);
+  return ragged ? launch_stream(norm_stream<T, Centered, true>, p, stream)
+                : launch_stream(norm_stream<T, Centered, false>, p, stream);
 }
 
 // Into what is there of `out`: without a y, only the statistics.
