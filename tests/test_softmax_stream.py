@@ -8,12 +8,9 @@ import math
 
 import pytest
 import torch
-from op_cases import record
 
 import opforge
 from opforge import sim
-from opforge.check import cases
-from opforge.op import Make
 
 pytestmark = pytest.mark.sim
 each_softmax = pytest.mark.parametrize("name", ["softmax", "log_softmax"])
@@ -25,13 +22,23 @@ def small_gpu(multiprocessors, **options):
     return sim.active("race", device=sim.Device(multiprocessors=multiprocessors), **options)
 
 
-def streamed(name, x, multiprocessors=4, kernel="softmax_stream", **options):
-    """The result, which this kernel made, and that of torch."""
+def result(name, x, multiprocessors, kernel, **options):
+    """Of the op, which this kernel must have made."""
     with small_gpu(multiprocessors, traffic=True) as calls:
         y = getattr(opforge, name)(x, **options)
     assert {launch.kernel for call in calls for launch in call.launches} == {kernel}
-    exact = getattr(torch, name)(x.double() * options.get("scale", 1.0), -1)
-    return y, exact.to(x.dtype)
+    return y
+
+
+def check(name, x, multiprocessors=4, kernel="softmax_stream", scale=1.0):
+    """The result is right to a few roundings: of a long row it is small, and so would be errors."""
+    y = result(name, x, multiprocessors, kernel, scale=scale)
+    exact = getattr(torch, name)(x.double() * scale, -1).to(x.dtype)
+    kind = torch.finfo(x.dtype)
+    relative = kind.eps * (2 if x.dtype.itemsize == 2 else 32)
+    least = max(kind.smallest_normal * kind.eps, torch.finfo(torch.float32).smallest_normal)
+    absolute = least if name == "softmax" else relative
+    torch.testing.assert_close(y, exact, rtol=relative, atol=absolute, equal_nan=True)
 
 
 def drawn(*shape, dtype=SHORT):
@@ -40,14 +47,15 @@ def drawn(*shape, dtype=SHORT):
 
 
 # More tiles than a ring has stages; rows that are no multiple of a tile; classes of rows that begin
-# alike, with tiles without rows; vectors only some threads have; several clusters, small and large.
+# alike, with tiles without rows, of which a cluster may begin with one; vectors only some threads
+# have; several clusters, small and large.
 @each_softmax
 @pytest.mark.parametrize(
     ("shape", "dtype", "multiprocessors"),
     [
         ((37, 16_384), SHORT, 4),
         ((21, 16_389), SHORT, 4),
-        ((43, 16_389), SHORT, 9),
+        ((33, 16_389), SHORT, 14),
         ((17, 20_000), torch.float16, 8),
         ((19, 40_001), SHORT, 8),
         ((25, 16_384), torch.float32, 4),
@@ -56,10 +64,7 @@ def drawn(*shape, dtype=SHORT):
     ids=str,
 )
 def test_many_long_rows(name, shape, dtype, multiprocessors):
-    x = Make(dtype)(*shape)
-    case = x, None, 0.5, False
-    cases.check_forward(record(name), case, lambda: small_gpu(multiprocessors))
-    streamed(name, x, multiprocessors, scale=0.5)
+    check(name, drawn(*shape, dtype=dtype), multiprocessors, scale=0.5)
 
 
 @each_softmax
@@ -75,8 +80,7 @@ def test_nan_and_infinities_are_as_in_torch(name, cols):
     x[10], x[11], x[12, 7] = -most, most, most
     x[13, :8200], x[13, 8200:] = -most, most
     x[14, 100], x[14, 9000] = INF, -INF
-    y, exact = streamed(name, x)
-    torch.testing.assert_close(y, exact, equal_nan=True)
+    check(name, x)
 
 
 @each_softmax
@@ -87,28 +91,24 @@ def test_the_largest_element_may_be_anywhere(name):
         x[row, largest] += 30
     x[7, :8200] += 1000
     x[8, 8200:] += 1000
-    y, exact = streamed(name, x)
-    torch.testing.assert_close(y, exact)
+    check(name, x)
 
 
 @each_softmax
 def test_strides(name):
     cols = 16_400
     for x in (drawn(10, cols + 8)[:, 8:], drawn(3, 5, cols)[:, 2:]):
-        torch.testing.assert_close(*streamed(name, x))
-    other_boundaries = drawn(9, cols + 3)[:, 3:]
-    torch.testing.assert_close(*streamed(name, other_boundaries, kernel="map_rows"))
+        check(name, x)
+    check(name, drawn(9, cols + 3)[:, 3:], kernel="map_rows")  # begins elsewhere than the result
 
 
 @each_softmax
 def test_any_scale(name):
     x = drawn(9, 16_384, dtype=torch.float32)
     for scale in (1e-30, 0.125, 3.0, 1e4):
-        torch.testing.assert_close(*streamed(name, x, scale=scale))
-    for scale in (0.0, -2.0, math.nan, INF, 3e38):
-        y, exact = streamed(name, x, kernel="map_rows", scale=scale)
-        if scale <= 0:
-            torch.testing.assert_close(y, exact)
+        check(name, x, scale=scale)
+    for scale in (0.0, -2.0, math.nan):
+        check(name, x, kernel="map_rows", scale=scale)
 
 
 @each_softmax
@@ -123,6 +123,4 @@ def test_what_goes_elsewhere(name):
         (x, {"mask": torch.zeros(1)}),
         (x, {"causal": True}),
     ):
-        with small_gpu(2, traffic=True) as calls:
-            getattr(opforge, name)(one, **options)
-        assert {launch.kernel for call in calls for launch in call.launches} == {"map_rows"}
+        result(name, one, 2, "map_rows", **options)

@@ -42,7 +42,7 @@ class StreamTiles {
   static constexpr int R = kStreamRows<T>;
   const int64_t first_col;  // of the block
   const int width;
-  int turns;  // how many tiles there are in this class; all have a first row
+  int turns;  // how many tiles there are in this class, if any; all have a first row
 
   __device__ __forceinline__ explicit StreamTiles(const RowStream<T>& p)
       : first_col(int64_t(cluster_rank()) * p.ring.width),

@@ -97,6 +97,7 @@ __global__ void __launch_bounds__(kStreamThreads + kWarp, 1)
   unsigned turn = 0;
   while (tiles.next()) {
     const int turns = tiles.turns;
+    if (turns == 0) continue;
     if (index >= plan.block) {
       for (int i = 0; i < turns; ++i) {
         ring.fill(place, tiles.row(0, i), tiles.first_col, tiles.width);
