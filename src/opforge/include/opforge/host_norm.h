@@ -69,13 +69,6 @@ inline bool all_are(int32_t dtype, std::initializer_list<const ParamView*> param
   return true;
 }
 
-template <class T>
-const T* end_of(const RowsView& v, int64_t cols) {
-  int64_t last = cols;
-  for (int d = 0; d < v.leading.rank; ++d) last += (v.leading.size[d] - 1) * v.leading.stride[0][d];
-  return data<T>(v.tensor) + last;
-}
-
 // Whether norm_stream took the rows: long ones with nothing around them, of layer_norm also with a
 // relu before.
 template <class T, bool Centered>
@@ -88,7 +81,7 @@ bool stream_rows(const RowsView& from, const Param& weight, const Param& bias,
   NormStream<T> p;
   const bool relu = around.before == 1;
   if ((around.before != 0 && !(Centered && relu)) || around.after != 0) return false;
-  if (!plan_stream<T, Centered>(x.numel() / cols, cols, ragged, p)) return false;
+  if (!plan_stream<T>(x.numel() / cols, cols, ragged, kNormLag<Centered> + 1, p)) return false;
   p.ring.source[0] = from.read<T>();
   p.ring.end[0] = end_of<T>(from, cols);
   p.y = mutable_data<T>(out.y);
@@ -99,22 +92,15 @@ bool stream_rows(const RowsView& from, const Param& weight, const Param& bias,
   p.offset = weight.data != nullptr ? A(offset) : A(0);
   p.eps = A(eps);
   p.share = A(1) / A(cols);
-  const auto run = [&](auto kernel) {
-    if (!can_cluster(kernel)) return false;
-    launch(kernel,
-           {dim3(unsigned(p.parts * p.plan.cluster)), dim3(p.plan.block + kWarp), current_stream(x),
-            size_t(p.ring.stages) * p.ring.tile_bytes, false, p.plan.cluster},
-           p);
-    return true;
-  };
+  const cudaStream_t stream = current_stream(x);
   if constexpr (Centered) {
     if (relu) {
-      return ragged ? run(norm_stream<T, true, true, true>)
-                    : run(norm_stream<T, true, false, true>);
+      return ragged ? launch_stream(norm_stream<T, true, true, true>, p, stream)
+                    : launch_stream(norm_stream<T, true, false, true>, p, stream);
     }
   }
-  return ragged ? run(norm_stream<T, Centered, true, false>)
-                : run(norm_stream<T, Centered, false, false>);
+  return ragged ? launch_stream(norm_stream<T, Centered, true, false>, p, stream)
+                : launch_stream(norm_stream<T, Centered, false, false>, p, stream);
 }
 
 // Into what is there of `out`: without a y, only the statistics.

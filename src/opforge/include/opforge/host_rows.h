@@ -56,6 +56,14 @@ bool aligned_alike(const RowsView& a, const RowsView& b) {
   return a.leading.rank <= 1 && b.leading.rank <= 1 && step(a) == step(b);
 }
 
+// One past the last element of rows of so many columns.
+template <class T>
+const T* end_of(const RowsView& v, int64_t cols) {
+  int64_t last = cols;
+  for (int d = 0; d < v.leading.rank; ++d) last += (v.leading.size[d] - 1) * v.leading.stride[0][d];
+  return data<T>(v.tensor) + last;
+}
+
 // Calls run(Width<N>{}, ragged) with the 16-byte vector width if the operands are aligned alike in
 // every row, otherwise with 1. Ragged: some rows do not begin or end at such a boundary.
 template <class T, class Run>

@@ -4,7 +4,7 @@
 
 #include <opforge/host_rows.h>
 
-#include <opforge/softmax.cuh>
+#include <opforge/softmax_stream.cuh>
 
 namespace opforge {
 
@@ -67,6 +67,24 @@ void with_masked(bool none, bool alike, const F& f) {
   f(std::integral_constant<Masked, Masked::any>{});
 }
 
+// Whether softmax_stream took the rows: many long ones without a mask.
+template <class T, bool Log>
+bool stream_rows(const RowsView& from, double scale, bool ragged, const Tensor& y) {
+  const Tensor& x = from.tensor;
+  const int64_t cols = x.size(x.dim() - 1);
+  SoftmaxStream<T> p;
+  p.scale = float(scale);
+  p.exponent = float(scale * 1.4426950408889634);
+  if (!(p.exponent > 0 && p.exponent < INFINITY)) return false;
+  if (!plan_stream<T>(x.numel() / cols, cols, ragged, 1, p)) return false;
+  p.ring.source[0] = from.read<T>();
+  p.ring.end[0] = end_of<T>(from, cols);
+  p.y = mutable_data<T>(y);
+  const cudaStream_t stream = current_stream(x);
+  return ragged ? launch_stream(softmax_stream<T, Log, true>, p, stream)
+                : launch_stream(softmax_stream<T, Log, false>, p, stream);
+}
+
 template <bool Log>
 Tensor softmax_forward(const char* name, const Tensor& x, const std::optional<Tensor>& mask,
                        double scale, bool causal) {
@@ -81,6 +99,9 @@ Tensor softmax_forward(const char* name, const Tensor& x, const std::optional<Te
   const RowsView from = as_rows(x), to = as_rows(y);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
     with_row_vectors<T>({&to, &from}, [&]<int N>(Width<N>, bool ragged) {
+      if constexpr (N > 1 && sizeof(T) < 8) {
+        if (!mask && !causal && stream_rows<T, Log>(from, scale, ragged, y)) return;
+      }
       const auto kernel = map_rows<N, false, true, SoftmaxForward<T, Log, Masked::any>>;
       const bool rare = N == 1 || !plan_rows<N>(rows, cols, ragged, kernel).held;
       const bool alike = !rare && (!added || added->like<T>(to));

@@ -84,12 +84,6 @@ struct Scale {
   A mean, rstd;
 };
 
-template <int N, class A>
-__device__ __forceinline__ void fill(A (&v)[N], A value) {
-#pragma unroll
-  for (int e = 0; e < N; ++e) v[e] = value;
-}
-
 // What a mean is added up around: an element, so that a row of one value has no differences. But
 // not one close to the largest number, the distances from which would add up to infinity; then the
 // variance is infinite anyway.

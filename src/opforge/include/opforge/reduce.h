@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums across threads, in a fixed order. Includes no torch header.
+// Sums across threads, in a fixed order, and the largest of a warp. Includes no torch header.
 #pragma once
 
 #include <opforge/shared.h>
@@ -50,6 +50,20 @@ __device__ __forceinline__ Total warp_total(Total total, int width) {
 #pragma unroll 1
   for (int step = width / 2; step > 0; step /= 2) add_lane(total, step);
   return total;
+}
+
+// The largest of a warp's numbers, none of them NaN, in every lane.
+__device__ __forceinline__ float warp_max(float value) {
+#if defined(OPFORGE_SIM) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800)
+  // Integers that are ordered as the floats: one instruction compares those of all lanes.
+  const auto flip = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+  return __int_as_float(flip(__reduce_max_sync(0xffffffffu, flip(__float_as_int(value)))));
+#else
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    value = max(value, __shfl_xor_sync(0xffffffffu, value, step));
+  }
+  return value;
+#endif
 }
 
 // The sum over each group of `width` threads (a power of two; all of the block's threads call).

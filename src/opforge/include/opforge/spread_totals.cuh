@@ -39,9 +39,10 @@ __device__ __forceinline__ void warp_sums(A (&v)[V]) {
   for (int i = 0; i < V; ++i) v[i] = __shfl_sync(0xffffffffu, sum, i);
 }
 
-// Of rows that lie in `threads` threads, whole warps, of `cluster` blocks each.
+// V values of each warp on their way to all others of a row, which lies in `threads` threads, whole
+// warps, of `cluster` blocks each.
 template <class A, int V, int MaxWarps, int MaxCluster>
-class SpreadTotals {
+class SpreadParts {
   static_assert(V * MaxCluster <= kWarp && kWarp % V == 0);
   // A thread that puts in turn t + 2 has got turn t + 1, for which all warps put in theirs, after
   // they had got turn t: nobody reads it any more.
@@ -53,7 +54,7 @@ class SpreadTotals {
 
  public:
   // All threads of the block; a cluster_sync() follows. The first `threads` of a block take part.
-  __device__ __forceinline__ SpreadTotals(int threads, int cluster)
+  __device__ __forceinline__ SpreadParts(int threads, int cluster)
       : shared_(shared<Shared>()),
         cluster_(cluster),
         own_(cluster_rank() * (threads / kWarp) + threadIdx.x / kWarp),
@@ -64,34 +65,56 @@ class SpreadTotals {
     }
   }
 
-  // Turns count from 0 and are the same in all threads, which get() one before they put() the next.
-  __device__ __forceinline__ void put(A (&own)[V], unsigned turn) {
+  // A lane has value lane % V of its warp. Turns count from 0 and are the same in all threads,
+  // which get one (await it and read each part) before they put the next.
+  __device__ __forceinline__ void put(A value, unsigned turn) {
     const int lane = threadIdx.x % kWarp;
-    const A sum = spread_sum(own);
     Barrier& barrier = shared_.barrier[turn % kTurns];
     A& part = shared_.parts[turn % kTurns][own_].value[lane % V];
     if (threadIdx.x == 0) arrive_expecting(barrier, uint32_t(all_ * V * sizeof(A)));
     __syncwarp();  // what a warp sends also tells that all of its lanes are done with older turns
-    if (lane / V < cluster_) send(sum, part, barrier, lane / V);
+    if (lane / V < cluster_) send(value, part, barrier, lane / V);
   }
 
-  __device__ __forceinline__ void get(A (&total)[V], unsigned turn) {
+  __device__ __forceinline__ void await(unsigned turn) {
     wait(shared_.barrier[turn % kTurns], turn / kTurns % 2);
+  }
+
+  // Calls body(Vec<A, V>) for some of the parts, others in every lane.
+  template <class Body>
+  __device__ __forceinline__ void each(unsigned turn, const Body& body) const {
     const Vec<A, V>* const parts = shared_.parts[turn % kTurns];
-#pragma unroll
-    for (int e = 0; e < V; ++e) total[e] = A(0);
 #pragma unroll 1
-    for (int i = threadIdx.x % kWarp; i < all_; i += kWarp) {
-      const Vec<A, V> part = parts[i];
-#pragma unroll
-      for (int e = 0; e < V; ++e) total[e] += part.value[e];
-    }
-    warp_sums(total);
+    for (int i = threadIdx.x % kWarp; i < all_; i += kWarp) body(parts[i]);
   }
 
  private:
   Shared& shared_;
   const int cluster_, own_, all_;  // own_: this warp's part of all_
+};
+
+// The sums of V values over the row.
+template <class A, int V, int MaxWarps, int MaxCluster>
+class SpreadTotals {
+ public:
+  __device__ __forceinline__ SpreadTotals(int threads, int cluster) : parts_(threads, cluster) {}
+
+  __device__ __forceinline__ void put(A (&own)[V], unsigned turn) {
+    parts_.put(spread_sum(own), turn);
+  }
+
+  __device__ __forceinline__ void get(A (&total)[V], unsigned turn) {
+    parts_.await(turn);
+    fill(total, A(0));
+    parts_.each(turn, [&](const Vec<A, V>& part) {
+#pragma unroll
+      for (int e = 0; e < V; ++e) total[e] += part.value[e];
+    });
+    warp_sums(total);
+  }
+
+ private:
+  SpreadParts<A, V, MaxWarps, MaxCluster> parts_;
 };
 
 }  // namespace opforge

@@ -35,6 +35,12 @@ __device__ __forceinline__ void store(T* address, const Vec<T, N>& v) {
   *reinterpret_cast<Vec<T, N>*>(address) = v;
 }
 
+template <int N, class A>
+__device__ __forceinline__ void fill(A (&v)[N], A value) {
+#pragma unroll
+  for (int e = 0; e < N; ++e) v[e] = value;
+}
+
 // A vector as it lies in memory, to be held for a while: the compiler would give each 16-bit
 // element of a Vec a register of its own.
 template <class T, int N>
