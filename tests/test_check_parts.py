@@ -10,6 +10,8 @@ from opforge import discover
 from opforge.check import compare, explain, inputs, results, show
 from opforge.check.cases import ShortSums, as_leaves, check_backward, check_forward
 from opforge.check.place import Place
+from opforge.check.row import Trial
+from opforge.check.rows import shapes
 from opforge.check.situation import own
 from opforge.op import Make
 
@@ -136,11 +138,36 @@ def test_torchs_own_tests_are_explained(explain_it, message, said):
 def test_the_score_table_has_every_row_and_op():
     result = results.Result("offset", "sim", results.FAILED)
     skipped = results.Result("huge", "cuda", results.NOT_RUN, text="no CUDA GPU here")
-    report = results.Report([results.OpReport("relu", "relu", [result, skipped])], {})
+    op = results.OpReport("relu", "relu", [result, skipped])
+    report = results.Report([op], {"check": "quick"})
     table = show.score_table([report])
     assert "| 4★ | offset | s✗ |" in table
     assert "| 11★ | huge | g– |" in table
-    assert "| relu | simulator | 0 | 1 | 0 | 0 of 1 |" in show.summary_table([report])
+    assert "| relu | simulator | quick | 0 | 1 | 0 | 0 of 1 |" in show.summary_table([report])
+
+
+def test_few_rows_have_the_values_of_a_huge_case():
+    trial = Trial(discover.find("scale_bias_relu"), Place("cpu"))
+    base = next(s for s in trial.kinds(torch.float32) if s.tensors["x"].dim() == 2)
+    rows = base.tensors["x"].shape[0]
+    few, many = (shapes._in_rows(base, rows, n, 3) for n in (inputs.VALUES, 40_000))
+    assert [tuple(t.shape) for t in many.tensors.values()] == [(40_000, 3), (3,)]
+    for name, tensor in few.tensors.items():
+        assert torch.equal(tensor.unique(), many.tensors[name].unique())
+
+
+def test_totals_add_up_the_ops_of_all_reports():
+    def report(op, check, *outcomes):
+        found = [results.Result("offset", "cpu", x) for x in outcomes]
+        return results.Report([results.OpReport(op, op, found)], {"check": check})
+
+    table = show.totals_table(
+        [
+            report("relu", "full", results.PASSED, results.NOT_APPLICABLE),
+            report("rope", "quick", results.PASSED, results.FAILED, results.NOT_RUN),
+        ]
+    )
+    assert table.splitlines()[2:] == ["| CPU | 2 | 1 | 2 | 1 | 1 | 2 of 3 |"]
 
 
 def test_make_gives_other_values_for_another_seed():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of scores, from the reports in docs/scores.
 
-They come from `opforge check --full --json`, baseline.json from tests/wrong_ops/baseline.py.
+They come from `opforge check --json`, baseline.json from tests/wrong_ops/baseline.py.
 """
 
 from __future__ import annotations
@@ -28,8 +28,17 @@ what they mean.
 
 
 def reports() -> list[results.Report]:
-    files = [SCORES / "cpu-sim.json", SCORES / "h200.json"]
-    return [results.from_json(json.loads(f.read_text())) for f in files if f.exists()]
+    """Every report; an op in two of them for one place would count twice."""
+    files = [f for f in sorted(SCORES.glob("*.json")) if f.name != "baseline.json"]
+    found = [results.from_json(json.loads(f.read_text())) for f in files]
+    seen: dict[tuple[str, str], str] = {}
+    for file, report in zip(files, found, strict=True):
+        for op in report.ops:
+            for place in {r.place for r in op.results}:
+                other = seen.setdefault((op.op, place), file.name)
+                if other != file.name:
+                    sys.exit(f"{op.op} on {place} is in {other} and in {file.name}: remove one")
+    return found
 
 
 def provenance(found: list[results.Report]) -> str:
@@ -38,9 +47,10 @@ def provenance(found: list[results.Report]) -> str:
         facts = report.facts
         places = dict.fromkeys(r.place for op in report.ops for r in op.results)
         where = ", ".join(show.PLACE_WORDS[p] for p in places)
+        ops = ", ".join(op.op for op in report.ops)
         lines.append(
-            f"- {where}: torch {facts['torch']}, Python {facts['python']}, GPU {facts['gpu']}, "
-            f"{facts['time']} UTC."
+            f"- {where}, {facts['check']} check of {ops}: torch {facts['torch']}, "
+            f"Python {facts['python']}, GPU {facts['gpu']}, {facts['time']} UTC."
         )
     return "\n".join(lines) + "\n"
 
@@ -86,6 +96,8 @@ def page() -> str:
         TOP
         + provenance(found)
         + "\n## Summary\n\n"
+        + show.totals_table(found)
+        + "\n## Every op\n\n"
         + show.summary_table(found)
         + "\n## Every row\n\n`c` the CPU kernel, `s` the simulator, `g` the GPU; ✓ passed, "
         "✗ failed, – not run, · without meaning for the op.\n\n"

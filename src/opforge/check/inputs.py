@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 FAR = 2**31  # elements apart, beyond what an int can index
+# That huge tensors repeat; a prime, so that an index which wraps around at a power of two meets
+# other ones.
+VALUES = 10_007
 
 
 def resample(t: Tensor, shape: tuple[int, ...], seed: int = 0) -> Tensor:
@@ -27,12 +30,9 @@ def resample(t: Tensor, shape: tuple[int, ...], seed: int = 0) -> Tensor:
 
 
 def repeated(t: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A contiguous tensor of a huge shape that repeats some of ``t``, made on its device.
-
-    A prime number of values: an index that wraps around at a power of two meets other ones.
-    """
+    """A contiguous tensor of a huge shape that repeats some of ``t``, made on its device."""
     count = torch.Size(shape).numel()
-    flat = resample(t, (10_007,))
+    flat = resample(t, (VALUES,))
     return flat.repeat(-(-count // flat.numel()))[:count].view(shape)
 
 

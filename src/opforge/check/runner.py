@@ -223,7 +223,7 @@ def check(ops: list[Op], options: Options, quiet: bool = False) -> Report:
     if not count:
         asked = ", ".join(options.only)
         raise OpforgeError(f"row {asked} is not run on {', '.join(options.places)}")
-    report = Report([], facts())
+    report = Report([], facts(options.full))
     with bar("checking", Console(stderr=True), quiet) as progress:
         task = progress.add_task("", total=count)
         for op in ops:
@@ -240,10 +240,11 @@ def check(ops: list[Op], options: Options, quiet: bool = False) -> Report:
     return report
 
 
-def facts() -> dict[str, str]:
-    """What the check ran with."""
+def facts(full: bool) -> dict[str, str]:
+    """What the check ran with, and how much of it."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
+        "check": "full" if full else "quick",
         "opforge": opforge.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),

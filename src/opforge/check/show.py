@@ -112,11 +112,11 @@ def _accuracy(op: OpReport) -> list[str]:
 
 def score_table(reports: list[Report]) -> str:
     """Every row against every op and place, from one report or several, in Markdown."""
-    ops: dict[str, dict[tuple[str, str], Result]] = {}
+    ops: dict[str, dict[tuple[str, str], Result]] = {name: {} for name in _names(reports)}
     for report in reports:
         for op in report.ops:
             for r in op.results:
-                ops.setdefault(op.op, {})[r.row, r.place] = r
+                ops[op.op][r.row, r.place] = r
     places = [p for p in PLACES if any(p == k[1] for found in ops.values() for k in found)]
     heads = "".join(f" {op} |" for op in ops)
     lines = [f"| | row |{heads}", "|---|---|" + "---|" * len(ops)]
@@ -135,25 +135,51 @@ def score_table(reports: list[Report]) -> str:
 
 
 def summary_table(reports: list[Report]) -> str:
-    """An op a line: passed, failed, not run at each place, in Markdown."""
-    lines = ["| op | place | passed | failed | not run | ★ rows |", "|---|---|---|---|---|---|"]
-    for name in dict.fromkeys(o.op for report in reports for o in report.ops):
+    """A line for an op at a place: quick or full, passed, failed, not run, in Markdown."""
+    lines = [
+        "| op | place | check | passed | failed | not run | ★ rows |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in _names(reports):
         for place in PLACES:
-            results = [
-                r
-                for report in reports
-                for o in report.ops
-                if o.op == name
-                for r in o.results
-                if r.place == place
-            ]
-            if not results:
-                continue
-            counts = [sum(r.outcome == x for r in results) for x in (PASSED, FAILED, NOT_RUN)]
-            passed, ran = OpReport(name, "", results).stars()
-            numbers = " | ".join(map(str, counts))
-            lines.append(f"| {name} | {PLACE_WORDS[place]} | {numbers} | {passed} of {ran} |")
+            for report in reports:
+                for op in report.ops:
+                    results = [r for r in op.results if op.op == name and r.place == place]
+                    if results:
+                        start = f"| {name} | {PLACE_WORDS[place]} | {report.facts['check']} |"
+                        lines.append(f"{start} {_counts(results)} |")
     return "\n".join(lines) + "\n"
+
+
+def totals_table(reports: list[Report]) -> str:
+    """A line for a place: the rows of all ops together, in Markdown."""
+    lines = [
+        "| place | ops | in full | passed | failed | not run | ★ rows |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for place in PLACES:
+        results: list[Result] = []
+        checks = []
+        for report in reports:
+            for op in report.ops:
+                here = [r for r in op.results if r.place == place]
+                results += here
+                checks += [report.facts["check"]] if here else []
+        if checks:
+            start = f"| {PLACE_WORDS[place]} | {len(checks)} | {checks.count('full')} |"
+            lines.append(f"{start} {_counts(results)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _names(reports: list[Report]) -> list[str]:
+    return sorted({op.op for report in reports for op in report.ops})
+
+
+def _counts(results: list[Result]) -> str:
+    """``35 | 0 | 2 | 16 of 16``: passed, failed, not run, star rows."""
+    counts = [sum(r.outcome == x for r in results) for x in (PASSED, FAILED, NOT_RUN)]
+    passed, ran = OpReport("", "", results).stars()
+    return " | ".join([*map(str, counts), f"{passed} of {ran}"])
 
 
 _STYLE = """

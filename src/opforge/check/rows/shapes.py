@@ -104,18 +104,20 @@ def huge(t: Trial) -> None:
         most = max(base.tensors.values(), key=lambda x: x.numel())
         if most.numel() == 0 or not 1 <= most.dim() <= 2:
             continue
-        rows, sizes = most.shape[0], base.sizes()
+        rows = most.shape[0]
         ways = [(2, 2**30), (3, (2**31 + 1) // 3)]
         if most.dim() == 1:
             ways = [(3, 2**31 - 1), (3, 2**31), (3, 2**31 + 1)]
         for rest, count in ways:
-            s = base
-            for name, tensor in base.tensors.items():
-                new = {**dict.fromkeys(sizes, rest), rows: count}
-                shape = tuple(new.get(n, n) for n in tensor.shape)
-                s = s.change(name, inputs.repeated, shape) if shape != tuple(tensor.shape) else s
+            # The same values in fewer rows tell whether the op takes them: a reference that is run
+            # on the CPU for that, because of labels, would need all the memory there is.
+            small = _in_rows(base, rows, inputs.VALUES, rest)
+            if not small.makes_sense():
+                continue
+            gradient = small.has_gradient()
             try:
-                tried += _one_huge(t, s)
+                _one_huge(t, _in_rows(base, rows, count, rest), gradient)
+                tried += 1
             except torch.OutOfMemoryError:
                 left_out += 1
             torch.cuda.empty_cache()
@@ -128,14 +130,21 @@ def huge(t: Trial) -> None:
     )
 
 
-def _one_huge(t: Trial, s: Situation) -> bool:
-    if not s.makes_sense():
-        return False
+def _in_rows(base: Situation, rows: int, count: int, rest: int) -> Situation:
+    """``base`` with ``count`` rows where it has ``rows``, and ``rest`` of everything else."""
+    new = {**dict.fromkeys(base.sizes(), rest), rows: count}
+    s = base
+    for name, tensor in base.tensors.items():
+        shape = tuple(new.get(n, n) for n in tensor.shape)
+        s = s.change(name, inputs.repeated, shape) if shape != tuple(tensor.shape) else s
+    return s
+
+
+def _one_huge(t: Trial, s: Situation, gradient: bool) -> None:
     t.trying(s).forward()
     torch.cuda.empty_cache()
-    if s.has_gradient():
+    if gradient:
         s.backward(inputs.expanded_gradient)
-    return True
 
 
 @row(
