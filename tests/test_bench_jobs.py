@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, replace
 
 import pytest
 from bench_runs import write
@@ -46,65 +47,74 @@ def test_rows_and_their_order_are_those_of_a_single_process(bench, tmp_path):
 
 # --- who is timed is alone ------------------------------------------------------------------------
 
-# Writes down when a worker prepares and when it times; and the CPU time of waiting in between.
-WRITES_DOWN = """\
+STEPS = ["__init__", "_admit", "_judge", "_take_turns", "_doubt", "_judge", "_disbelieve"]
+# A worker writes down what it does when, by the clock of the machine and by its own CPU time.
+NOTING = """\
 import os, sys, time
-from opforge.bench import measure
-
-def note(what):
-    with open({log!r}, "a") as file:
-        file.write(f"{{os.getpid()}} {{what}} {{time.monotonic()}} {{time.process_time()}}\\n")
+from opforge.bench.measure import _Measurement
 
 def noted(name):
-    inner = getattr(measure._Measurement, name)
+    inner = getattr(_Measurement, name)
     def outer(self, *arguments):
-        note(name + ".begin")
+        start = time.monotonic(), time.process_time()
         try:
             return inner(self, *arguments)
         finally:
-            note(name + ".end")
-    setattr(measure._Measurement, name, outer)
+            with open({log!r}, "a") as file:
+                print(os.getpid(), name, *start, time.monotonic(), time.process_time(), file=file)
+    setattr(_Measurement, name, outer)
 
 if sys.argv[0].endswith("worker.py"):
-    for name in ("__init__", "_admit", "_take_turns", "_doubt"):
+    for name in {steps}:
         noted(name)
 
 def slow():
-    time.sleep(0.5)  # as compiling takes its time
+    time.sleep(1.0)  # as compiling takes its time
     return lambda x: x + x
 """
 
 
+@dataclass(frozen=True)
+class Step:
+    process: str
+    name: str
+    start: float
+    cpu_start: float
+    end: float
+    cpu_end: float
+
+    def beside(self, other: Step) -> bool:
+        return self.start < other.end and other.start < self.end
+
+
 def test_nothing_runs_beside_what_is_timed(bench, tmp_path):
     log = tmp_path / "log"
-    folder = write(tmp_path, "noting", WRITES_DOWN.format(log=str(log)), slow="slow")
+    before = NOTING.format(log=str(log), steps=sorted(set(STEPS)))
+    folder = write(tmp_path, "noting", before, slow="slow")
     done = bench(folder, "--shapes", "8x8,8x16,8x32,8x64,8x128", "--peers", "slow", "--jobs", 2)
     assert done.code == 0, done.out + done.err
+    lines = [line.split() for line in log.read_text().splitlines()]
+    steps = sorted(
+        (Step(*line[:2], *map(float, line[2:])) for line in lines), key=lambda s: s.start
+    )
+    processes = {step.process for step in steps}
+    assert len(processes) == 2  # they stay
 
-    notes: dict[str, list[tuple[str, float, float]]] = {}
-    for line in log.read_text().splitlines():
-        process, what, now, used = line.split()
-        notes.setdefault(process, []).append((what, float(now), float(used)))
-    assert len(notes) == 2  # they stay
-    preparing: list[tuple[float, float]] = []
-    timing: list[tuple[float, float]] = []
-    for of_one in notes.values():
-        steps = ["__init__.begin", "_admit.end", "_take_turns.begin", "_doubt.end"]
-        chosen = [n for n in of_one if n[0] in steps]
-        assert [n[0] for n in chosen] == steps * (len(chosen) // 4)
-        for begin, ready, first, last in zip(*[iter(chosen)] * 4, strict=True):
-            preparing.append((begin[1], ready[1]))
-            timing.append((first[1], last[1]))
-            assert first[2] - ready[2] < 0.2  # seconds: who waits does not take a core
-    assert len(timing) == 5
-    for start, end in timing:
-        others = [*preparing, *timing]
-        others.remove((start, end))
-        assert all(e <= start or end <= s for s, e in others)
-    overlaps = [
-        (a, b) for a, b in itertools.combinations(preparing, 2) if a[0] < b[1] and b[0] < a[1]
-    ]
-    assert len(overlaps) == 2  # of the first pair and of the second; the fifth is on its own
+    for process in processes:
+        own = [step for step in steps if step.process == process]
+        others = [step for step in steps if step.process != process]
+        assert [step.name for step in own] == STEPS * (len(own) // len(STEPS))
+        for at in range(0, len(own), len(STEPS)):
+            _, admit, _, turns, doubt, judge, _ = own[at : at + len(STEPS)]
+            alone = replace(turns, end=doubt.end)
+            assert not [other for other in others if other.beside(alone)]
+            # Who waits does not take a core.
+            assert turns.cpu_start - admit.cpu_end < 0.2
+            assert judge.cpu_start - doubt.cpu_end < 0.2
+    preparing = [step for step in steps if step.name == "__init__"]
+    assert len(preparing) == 5
+    pairs = itertools.combinations(preparing, 2)
+    assert len([pair for pair in pairs if pair[0].beside(pair[1])]) == 2  # the fifth is on its own
 
 
 # --- what goes wrong in a worker ------------------------------------------------------------------

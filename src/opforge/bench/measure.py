@@ -184,6 +184,7 @@ class _Measurement:
         with self._alone():
             limits = self._take_turns(contenders)
             self._doubt(contenders)
+        self._judge(contenders, _CAUGHT)
         for contender in contenders:
             self._conclude(contender, limits)
         self._disbelieve(contenders)
@@ -318,7 +319,6 @@ class _Measurement:
             self._one_turn(c, change, keep=True)
             damage = self._damage()
             c.row.error = c.row.error or damage or self._tampering(c)
-        self._judge(contenders, _CAUGHT)
 
     def _damage(self) -> str:
         """What the last one did to the inputs; they are as they were again."""

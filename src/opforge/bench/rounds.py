@@ -3,7 +3,7 @@
 
 Most of a benchmark is compiling peers, which takes cores but no quiet; a time wants the machine to
 itself. So workers, a process each (worker.py), prepare a workload each and wait. When the last one
-is ready, each has its turns while the others sleep.
+is ready, each has its turns while the others sleep. Then all compare what they got with the truth.
 """
 
 from __future__ import annotations
@@ -87,19 +87,23 @@ class _Rounds:
     def _all_at_once(
         self, workers: Sequence[_Worker], messages: Sequence[Any], titles: Sequence[str]
     ) -> list[Any]:
-        """A message to each of the first workers, and what they answer after they were alone."""
-        pairs = list(zip(workers, messages, strict=False))
-        for worker, message in pairs:
+        """A message to each of the first workers, and what each answers in the end."""
+        answers: list[Any] = []
+        for worker, message in zip(workers, messages, strict=False):
             worker.send(message)
-        answers = []
-        for (worker, _), title in zip(pairs, titles, strict=True):
+        for worker, title in zip(workers, titles, strict=False):
             self._say(f"{title}: preparing")
             answers.append(worker.receive())
-        for i, title in enumerate(titles):  # all are ready
-            if answers[i] is None:
-                self._say(title)
-                workers[i].send(None)
-                answers[i] = workers[i].receive()
+        ready = [i for i, answer in enumerate(answers) if answer is None]
+        for i in ready:  # one after the other
+            self._say(f"{titles[i]}: timing")
+            workers[i].send(None)
+            answers[i] = workers[i].receive()
+        timed = [i for i in ready if answers[i] is None]
+        for i in timed:
+            workers[i].send(None)
+        for i in timed:
+            answers[i] = workers[i].receive()
         return answers
 
 
@@ -124,7 +128,7 @@ class _Worker:
             self._pipe.send(message)
 
     def receive(self) -> Any:
-        """None if it has to be alone, else rows; or a text, why it has ended."""
+        """None where it waits for us, else rows; or a text, why it has ended."""
         deadline = time.monotonic() + _SECONDS
         try:
             while not self._pipe.poll(1.0):

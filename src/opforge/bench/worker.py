@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that measures for ``--jobs``: it prepares beside others, and times alone.
 
-Started by rounds.py. It says None when it has to be alone and waits for an answer, then the rows.
+Started by rounds.py. It says None and waits for an answer when it has to be alone, and again when
+it has been; then the rows.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def main() -> None:
         pipe.send(None)
         pipe.recv()
         yield
+        pipe.send(None)
+        pipe.recv()
 
     device, wanted, run = pipe.recv()
     torch.ones(1, device=device)  # the first use of a GPU takes long, and need not be alone
