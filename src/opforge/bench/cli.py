@@ -49,6 +49,10 @@ def bench(
     commit: Annotated[
         str | None, typer.Option(help="what is measured, where git cannot tell")
     ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="prepare (compile) N workloads at a time; time one"),
+    ] = 1,
 ) -> None:
     """Time ops beside the limit and beside everybody else, in one run.
 
@@ -97,6 +101,7 @@ def bench(
         backward,
         None if peers == "all" else [] if peers == "none" else _parts(peers),
         commit,
+        jobs,
     )
     try:
         runner.run(records, options, keep)

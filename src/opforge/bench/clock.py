@@ -254,11 +254,12 @@ class ClockError(Exception):
 
 
 Clock = CpuClock | CudaClock
+KINDS: dict[str, type[Clock]] = {"cpu": CpuClock, "cuda": CudaClock}
 
 
 def make_clock(device: str) -> Clock:
     """The clock of a device."""
-    return CudaClock() if device == "cuda" else CpuClock()
+    return KINDS[device]()
 
 
 def _copy(output: Any) -> list[Any]:

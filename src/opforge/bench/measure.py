@@ -8,6 +8,7 @@ set, are compared with the truth, and the inputs with what they should be.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
 import time
@@ -29,6 +30,7 @@ from opforge.op import Cost, Op, as_tuple
 
 Pass = Forward | Backward
 Say = Callable[[str], None]
+Alone = Callable[[], contextlib.AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,11 @@ class Workload:
     variant: str
     dtype: torch.dtype
     shape: tuple[int, ...]
+
+    @property
+    def title(self) -> str:
+        """For whoever waits for it."""
+        return f"{self.op.name} {self.direction} {'x'.join(map(str, self.shape))}"
 
     def row(self, implementation: str, run: str, **facts: Any) -> Row:
         """A row for one implementation of it."""
@@ -67,10 +74,14 @@ def measure(
     patience: stats.Patience,
     run: str,
     say: Say = lambda text: None,
+    alone: Alone = contextlib.nullcontext,
 ) -> list[Row]:
-    """Rows for everybody; whoever fails, cheats or runs out of memory has an error in its row."""
+    """Rows for everybody; whoever fails, cheats or runs out of memory has an error in its row.
+
+    Nothing else may run on the machine within ``alone()``; the rest can take place beside others.
+    """
     try:
-        return _Measurement(work, clock, wanted, patience, run, say).rows()
+        return _Measurement(work, clock, wanted, patience, run, say, alone).rows()
     except torch.AcceleratorError as error:
         raise OpforgeError(
             f"{work.op.name} {work.direction}: the GPU reports an error, after which nothing runs "
@@ -79,11 +90,18 @@ def measure(
         ) from None
     except Exception as error:  # of the reference, say: other shapes may be fine
         text = OUT_OF_MEMORY if _is_out_of_memory(error) else _first_line(error)
-        found = functions(work.op, wanted, clock.device)
-        names = [name for name, function in found.items() if function is not None]
-        return [work.row(name, run, error=text) for name in names]
+        return failed(work, clock.device, wanted, run, text)
     finally:
         gc.collect()  # calls and what they call hold each other, and gigabytes of tensors
+
+
+def failed(
+    work: Workload, device: str, wanted: Sequence[str] | None, run: str, error: str
+) -> list[Row]:
+    """Rows for everybody where nobody could be timed."""
+    found = functions(work.op, wanted, device)
+    names = [name for name, function in found.items() if function is not None]
+    return [work.row(name, run, error=error) for name in names]
 
 
 OUT_OF_MEMORY = "out of memory"
@@ -101,9 +119,10 @@ class _Measurement:
         patience: stats.Patience,
         run: str,
         say: Say,
+        alone: Alone,
     ) -> None:
         self._work, self._clock, self._run, self._say = work, clock, run, say
-        self._patience = patience
+        self._patience, self._alone = patience, alone
         self._forward = work.direction == "forward"
         self._draw = random.Random()  # not to be foreseen
         torch._dynamo.reset()  # every workload is compiled for itself, like ours
@@ -162,8 +181,10 @@ class _Measurement:
             return rows
         if all(c.row.error for c in contenders):
             return rows
-        limits = self._take_turns(contenders)
-        self._doubt(contenders)
+        with self._alone():
+            limits = self._take_turns(contenders)
+            self._doubt(contenders)
+        self._judge(contenders, _CAUGHT)
         for contender in contenders:
             self._conclude(contender, limits)
         self._disbelieve(contenders)
@@ -298,7 +319,6 @@ class _Measurement:
             self._one_turn(c, change, keep=True)
             damage = self._damage()
             c.row.error = c.row.error or damage or self._tampering(c)
-        self._judge(contenders, _CAUGHT)
 
     def _damage(self) -> str:
         """What the last one did to the inputs; they are as they were again."""

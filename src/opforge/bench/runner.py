@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,8 +14,9 @@ from opforge.bench import clock as clocks
 from opforge.bench import machine, shapes, stats
 from opforge.bench.contenders import check_names
 from opforge.bench.inputs import DeviceMake
-from opforge.bench.measure import Workload, measure
-from opforge.bench.results import Results
+from opforge.bench.measure import Say, Workload, measure
+from opforge.bench.results import Results, Row
+from opforge.bench.rounds import Task, measure_all
 from opforge.errors import OpforgeError
 from opforge.op import Op
 from opforge.progress import bar
@@ -37,6 +39,7 @@ class Options:
     backward: bool = False
     peers: Sequence[str] | None = None
     commit: str | None = None
+    jobs: int = 1  # workloads that are prepared at a time
 
     def workloads(self, op: Op) -> Iterator[Workload]:
         """Everything to be timed of one op."""
@@ -91,27 +94,46 @@ def run(
     quiet: bool = False,
 ) -> Results:
     """Measure; ``after_each`` gets the rows of every workload as they come."""
-    todo = {op: list(options.workloads(op)) for op in ops}
+    tasks = [task for op in ops for task in _tasks(op, options)]
     check_names(ops, options.peers)
-    clock = clocks.make_clock(options.device)
     run_id = machine.run_id()
-    facts = machine.provenance(options.device, clock.method, options.commit)
+    method = clocks.KINDS[options.device].method
+    facts = machine.provenance(options.device, method, options.commit)
     results = Results([], {run_id: facts})
     with bar("timing", Console(stderr=True), quiet) as progress:
-        task = progress.add_task("", total=sum(map(len, todo.values())))
-        for works in todo.values():
-            seconds = min(2.0, max(0.3, _SECONDS / max(len(works), 1)))
-            patience = stats.Patience(seconds=seconds, uncertainty=_UNCERTAINTY[options.device])
-            for work in works:
-                size = "x".join(map(str, work.shape))
-                what = f"{work.op.name} {work.direction} {size}"
+        task = progress.add_task("", total=len(tasks))
 
-                def say(name: str, what: str = what) -> None:
-                    progress.update(task, description=f"{what}: {name}")
+        def say(text: str) -> None:
+            progress.update(task, description=text)
 
-                rows = measure(work, clock, options.peers, patience, run_id, say)
+        what = options.device, options.peers, run_id, say
+        many = options.jobs > 1
+        found = measure_all(tasks, options.jobs, *what) if many else _one_by_one(tasks, *what)
+        with contextlib.closing(found):  # workers end with it
+            for rows in found:
                 new = Results(rows, {run_id: facts})
                 results.add(new)
                 after_each(new)
                 progress.advance(task)
     return results
+
+
+def _tasks(op: Op, options: Options) -> list[Task]:
+    """The workloads of an op, which share its time."""
+    works = list(options.workloads(op))
+    seconds = min(2.0, max(0.3, _SECONDS / max(len(works), 1)))
+    patience = stats.Patience(seconds=seconds, uncertainty=_UNCERTAINTY[options.device])
+    return [(work, patience) for work in works]
+
+
+def _one_by_one(
+    tasks: Sequence[Task], device: str, wanted: Sequence[str] | None, run_id: str, say: Say
+) -> Generator[list[Row], None, None]:
+    """The rows of every workload, in this process."""
+    clock = clocks.make_clock(device)
+    for work, patience in tasks:
+
+        def say_who(name: str, title: str = work.title) -> None:
+            say(f"{title}: {name}")
+
+        yield measure(work, clock, wanted, patience, run_id, say_who)

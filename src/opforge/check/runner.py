@@ -9,7 +9,6 @@ import os
 import platform
 import queue
 import select
-import signal
 import subprocess
 import sys
 import tempfile
@@ -34,6 +33,7 @@ from opforge.check.results import FAILED, NOT_RUN, OpReport, Report, Result
 from opforge.check.situation import where
 from opforge.errors import BuildError, KernelUnavailable, OpforgeError, ToolchainError
 from opforge.op import Op
+from opforge.processes import ending, kill_group
 from opforge.progress import bar
 
 _SECONDS = {False: 300.0, True: 900.0}  # that a row may take, quick and full
@@ -144,7 +144,7 @@ class Worker:
         """End the process at once, whatever it is doing; from any thread."""
         process = self._process
         if process is not None:
-            _kill_group(process)
+            kill_group(process)
 
     def _start(self) -> None:
         self._reading, writing = os.pipe()
@@ -206,14 +206,14 @@ class Worker:
             process.wait(10)  # without work it ends by itself
         except subprocess.TimeoutExpired:
             hung = True
-        _kill_group(process)  # and what a row has started
+        kill_group(process)  # and what a row has started
         process.wait()
         os.close(self._reading)
         assert self._errors is not None
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         self._errors.close()
-        how = f"it did not answer for {self._limit:.0f} s" if hung else _ending(process.returncode)
+        how = f"it did not answer for {self._limit:.0f} s" if hung else ending(process.returncode)
         return how, lines[-1] if lines else ""
 
 
@@ -334,16 +334,3 @@ def results(op: Op, options: Options, report: OpReport) -> Iterator[Result]:
             thread.join()
     report.results.sort(key=lambda r: todo.index((r.row, r.place)))
     report.blame()
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def _ending(code: int) -> str:
-    if code < 0:
-        name = signal.Signals(-code).name
-        meaning = {"SIGSEGV": "a wild pointer", "SIGABRT": "an abort", "SIGFPE": "a division by 0"}
-        return f"ended by {name}" + (f" ({meaning[name]})" if name in meaning else "")
-    return f"exit status {code}"

@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How processes end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a session, and all that it has started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def ending(code: int) -> str:
+    """An exit code in words."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        meaning = {"SIGSEGV": "a wild pointer", "SIGABRT": "an abort", "SIGFPE": "a division by 0"}
+        return f"ended by {name}" + (f" ({meaning[name]})" if name in meaning else "")
+    return f"exit status {code}"
