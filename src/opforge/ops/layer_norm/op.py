@@ -166,6 +166,20 @@ def _arguments(
     return x, weight, bias, residual, *({**_DEFAULTS, **given}.values())
 
 
+def sized(make: Any, *shape: int) -> dict[str, tuple[Any, ...]]:
+    """Alone, and with what networks have around it."""
+    params = make(shape[-1]), make(shape[-1])
+    seed = torch.tensor([17, 18], device=make.device)
+    return {
+        "plain": _arguments(make(*shape), *params),
+        "residual": _arguments(make(*shape), *params, make(*shape)),
+        "relu": _arguments(make(*shape), *params, before=norms.RELU),
+        "relu, dropout": _arguments(
+            make(*shape), *params, seed=seed, before=norms.RELU, after=norms.DROPOUT, p=0.1
+        ),
+    }
+
+
 def liger() -> Callable[..., Any]:
     """Liger's Triton kernels."""
     # Straight from its module: the package may swap in another backend.
@@ -173,7 +187,8 @@ def liger() -> Callable[..., Any]:
 
     def run(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, *rest: Any) -> Any:
         before, after = rest[2], rest[3]
-        assert not after
+        if (before | after) & norms.DROPOUT:
+            raise NotImplementedError("Liger's layer_norm has no dropout")
         v = torch.relu(x) if before else x
         h = v if residual is None else v + residual
         y = LigerLayerNormFunction.apply(h, weight, bias, rest[1])
@@ -229,10 +244,7 @@ op = Op(
     cases=cases,
     # Add, subtract, square, add, times 1 / std, times weight, plus bias.
     operations=lambda x, *rest: 7 * x.numel(),
-    sized=lambda make, *shape: {
-        "plain": _arguments(make(*shape), make(shape[-1]), make(shape[-1])),
-        "relu": _arguments(make(*shape), make(shape[-1]), make(shape[-1]), before=norms.RELU),
-    },
+    sized=sized,
     peers={"liger": liger, "quack": quack},
     rowwise=True,
     module=lambda x, weight, bias, residual, seed, eps, *rest: opforge.nn.LayerNorm(
