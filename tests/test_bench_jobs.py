@@ -100,18 +100,19 @@ def test_nothing_runs_beside_what_is_timed(bench, tmp_path):
     processes = {step.process for step in steps}
     assert len(processes) == 2  # they stay
 
+    preparing = []
     for process in processes:
         own = [step for step in steps if step.process == process]
         others = [step for step in steps if step.process != process]
         assert [step.name for step in own] == STEPS * (len(own) // len(STEPS))
         for at in range(0, len(own), len(STEPS)):
-            _, admit, _, turns, doubt, judge, _ = own[at : at + len(STEPS)]
+            make, admit, _, turns, doubt, judge, _ = own[at : at + len(STEPS)]
+            preparing.append(replace(make, end=admit.end))
             alone = replace(turns, end=doubt.end)
             assert not [other for other in others if other.beside(alone)]
             # Who waits does not take a core.
             assert turns.cpu_start - admit.cpu_end < 0.2
             assert judge.cpu_start - doubt.cpu_end < 0.2
-    preparing = [step for step in steps if step.name == "__init__"]
     assert len(preparing) == 5
     pairs = itertools.combinations(preparing, 2)
     assert len([pair for pair in pairs if pair[0].beside(pair[1])]) == 2  # the fifth is on its own
