@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pages import agreement, benchmarks, gallery, op_page, scores
+from pages import agreement, benchmarks, cpu, gallery, op_page, scores
 from pages.data import ROOT, load
 
 # Everything in these is generated: what is no longer made is removed.
@@ -26,6 +26,7 @@ def pages() -> dict[str, str]:
         "docs/scores.md": scores.page(),
         "docs/agreement.md": agreement.page(data),
         "docs/benchmarks.md": benchmarks.page(data, pictures),
+        "docs/cpu.md": cpu.page(),
         **{f"docs/gallery/{p.name}.svg": p.text for p in pictures},
         **{f"docs/ops/{name}.md": op_page.page(data, op) for name, op in data.ops.items()},
         "README.md": _readme(benchmarks.readme_part(data)),

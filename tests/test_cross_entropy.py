@@ -106,6 +106,22 @@ def test_many_rows_are_added_up_by_several_blocks(device):
 
 
 @each_device
+@pytest.mark.parametrize("largest", [1e5, 1e7, 9e7, 2e8, 1e10, -1e10, 1e20, 1e37, 3e38])
+def test_logits_of_any_size(device, largest):
+    """The sum is taken around the largest logit; at 16 bits by a product that is rounded."""
+    logits, target = drawn(device, 4, 600, dtype=torch.bfloat16, ignored=0)
+    logits = logits.detach()
+    if largest < 0:
+        logits += largest
+    else:
+        logits[:, 77] = largest
+    target[:2] = 77
+    got = opforge.cross_entropy(logits, target, reduction="none")
+    right = truth(logits, target, reduction="none")
+    torch.testing.assert_close(got.double(), right.to(got.device), atol=2e-6, rtol=2e-6)
+
+
+@each_device
 def test_one_class(device):
     logits, target = drawn(device, 5, 1, ignored=0)
     assert not agree(logits, target, reduction="none").any()

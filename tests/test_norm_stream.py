@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """layer_norm and rms_norm of many long rows, simulated on a GPU of few multiprocessors: so that
-blocks take several tiles of them (norm_stream.cuh)."""
+blocks take several tiles of them (norm_stream.cuh); and gradients of rows longer still."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_many_long_rows(name, shape, dtype, multiprocessors):
     assert kernels(calls) == {"norm_stream"}
 
 
-@pytest.mark.parametrize("shape", [(13, 16_384), (9, 16_389)], ids=str)
+@pytest.mark.parametrize("shape", [(21, 16_384), (9, 16_389)], ids=str)
 def test_a_relu_before_layer_norm(shape):
     make = Make(SHORT)
     x, weight, bias = make(*shape), make(shape[-1]), make(shape[-1])
@@ -119,3 +119,20 @@ def test_few_or_short_rows_and_those_with_a_relu_go_elsewhere(name):
         with small_gpu(2, traffic=True) as calls:
             getattr(opforge, name)(drawn(*shape), relu=relu)
         assert kernels(calls) == {"map_rows"}
+
+
+@pytest.mark.parametrize("shape", [(1, 131_072), (3, 70_001)], ids=str)
+@each_norm
+def test_gradients_of_rows_too_long_for_a_cluster(name, shape):
+    make = Make(SHORT)
+    x, weight, bias = make(*shape), make(shape[-1]), make(shape[-1])
+    if name == "layer_norm":
+        case = (x, weight, bias, None, None, 1e-5, 0, 0, 0.0, True)
+    else:
+        case = (x, weight, None, None, 1e-5, 0.0, 0, 0, 0.0, True)
+    leaves = cases.as_leaves(case)
+    cases.check_backward(record(name), leaves, around=lambda: sim.active("race"))
+    with sim.active("race", traffic=True) as calls:
+        y, *_ = record(name)(*leaves)
+        y.sum().backward()
+    assert kernels(calls) >= {"norm_backward_dots", "norm_backward_piece", "norm_backward_column"}

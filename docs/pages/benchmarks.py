@@ -10,7 +10,7 @@ from opforge.report.markup import number
 from opforge.report.series import believed, grouped, share
 
 from . import gallery, measured
-from .data import LARGE, Data, implementations, left_out, provenance, timed, title
+from .data import LARGE, Data, apart, implementations, left_out, provenance, timed, title
 from .text import GENERATED, enumerated, listed, prose, span, table
 
 _METHOD = (
@@ -29,7 +29,7 @@ def page(data: Data, pictures: list[gallery.Picture]) -> str:
     parts = [
         f"# Benchmarks\n\n{GENERATED}",
         prose(f"Measured on {provenance(data.results)}. The results: `benchmarks/results`."),
-        prose(_METHOD),
+        prose(_METHOD, apart(ours)),
         "## Summary\n\n",
         prose(about_summary(data, ours)),
         summary(data, ours),
@@ -88,6 +88,7 @@ def readme_part(data: Data) -> str:
     end = prose(
         "Variants and every shape: [docs/benchmarks.md](docs/benchmarks.md).",
         measured.loss_count(data),
+        apart(ours),
         _host(ours),
     )
     return f"{top}{summary(data, ours, brief=True)}\n{end}"

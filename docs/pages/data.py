@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,6 +112,26 @@ def losses(results: Results) -> list[Contest]:
     """Every workload where the fastest other is faster by more than 2%, worst first."""
     found = [c for c in contests(results) if c.ratio is not None and c.ratio < 1 / LOSS]
     return sorted(found, key=lambda c: c.ratio or 0.0)
+
+
+def apart(results: Results) -> str:
+    """Where ours and the fastest other were timed in different runs, in a sentence."""
+    found = [c for c in contests(results) if c.ratio is not None]
+    pairs = [(c.ours, c.other) for c in found if c.other and c.other.run != c.ours.run]
+    copies = [
+        abs(ours.ceiling_us / other.ceiling_us - 1)
+        for ours, other in pairs
+        if ours.ceiling_us and other.ceiling_us and ours.ceiling == other.ceiling
+    ]
+    if not copies:
+        return ""
+    ops = enumerated(sorted({ours.op for ours, _ in pairs}))
+    return (
+        f"In {len(pairs)} of {len(found)} workloads ({ops}) ours and the fastest other come from "
+        "two runs, each beside a ceiling of its own; the ceilings of such a pair differ by "
+        f"{100 * statistics.median(copies):.1f}% in the median, and by more than 2% in "
+        f"{sum(c > 0.02 for c in copies)}."
+    )
 
 
 def provenance(results: Results) -> str:

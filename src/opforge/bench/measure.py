@@ -372,8 +372,9 @@ class _Measurement:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """The CPU's allocator has no exception of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """Only torch's allocator for GPUs has an exception of its own."""
+    texts = "can't allocate memory", "out of memory", "ALLOC_FAILED"
+    return isinstance(error, torch.OutOfMemoryError) or any(t in str(error) for t in texts)
 
 
 def _first_line(error: BaseException) -> str:

@@ -150,6 +150,8 @@ class _Worker:
         return message
 
     def end(self) -> None:
+        if self.ended:
+            return
         kill_group(self._process)
         self._process.wait()
         self._pipe.close()

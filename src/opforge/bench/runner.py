@@ -99,6 +99,8 @@ def run(
     run_id = machine.run_id()
     method = clocks.KINDS[options.device].method
     facts = machine.provenance(options.device, method, options.commit)
+    if options.jobs > 1:
+        facts["jobs"] = options.jobs
     results = Results([], {run_id: facts})
     with bar("timing", Console(stderr=True), quiet) as progress:
         task = progress.add_task("", total=len(tasks))

@@ -6,6 +6,7 @@ Where a fault can be seen without a GPU, the simulator looks for it, too.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,9 +18,10 @@ from pathlib import Path
 import torch
 
 from opforge.build import load
+from opforge.build.plan import has_sources
 from opforge.check import cases, compare, inputs
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
-from opforge.check.situation import Situation
+from opforge.check.situation import Situation, TooLarge
 from opforge.errors import KernelUnavailable, SimulationError
 from opforge.op import as_tuple
 
@@ -203,15 +205,18 @@ def _enlarged(t: Trial) -> Situation:
     for base in t.kinds(t.dtypes[0]):
         sizes = base.sizes()
         if sizes and max(x.dim() for x in base.tensors.values()) <= 2:
-            s = base.resize({**{n: min(n, 1024) for n in sizes}, sizes[0]: 1 << 15})
-            if s.makes_sense() and s.elements > 1 << 22:
-                return t.trying(s)
+            with contextlib.suppress(TooLarge):  # both dims of a square grow
+                s = base.resize({**{n: min(n, 1024) for n in sizes}, sizes[0]: 1 << 15})
+                if s.makes_sense() and s.elements > 1 << 22:
+                    return t.trying(s)
     return t.largest()
 
 
 @row(48, "architecture", "g", "A binary without this GPU's architecture: the error lists both.")
 def architecture(t: Trial) -> None:
     """The op's library, relabelled as built for another architecture."""
+    if not has_sources(t.op, "cuda"):
+        raise NotApplicable("it is made of other ops, and has no library")
     t.largest().call()
     library = load.loaded_path(t.op, "cuda")
     beside = library.with_suffix(".json")

@@ -28,7 +28,7 @@ struct GatedParams {
   Walk<Index, Outputs + Inputs> walk;  // outputs first
 
   // The offsets of all operands at flat index i: one division per dimension but the last. Rank: how
-  // many dimensions there are, or 0 if that is not known before.
+  // many dimensions there are, where elements are neighbours in dimension 0; 0 if neither is known.
   template <int Rank = 0>
   __device__ __forceinline__ void locate(Index i, int64_t (&offset)[Outputs + Inputs]) const {
     const int rank = Rank ? Rank : walk.rank;

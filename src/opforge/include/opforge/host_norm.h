@@ -301,8 +301,14 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
           !(can_cluster(kernel) && plan_backward(rows, cols, kRows, true, contiguous, p))) {
         make_sums();
         p.plan = {rows, cols, kRowThreads, 1, kRowThreads, false};
-        launch(norm_backward_row<T, Centered>, {dim3(unsigned(rows)), dim3(kRowThreads), stream},
-               p);
+        const int pieces = int(ceil_div(cols, int64_t(kLongPiece)));
+        OPFORGE_CHECK(rows * pieces < int64_t(1) << 31, name, "_backward: x has too many rows");
+        const int64_t shape[3] = {rows, pieces, 2};
+        const Tensor of_pieces = empty(shape, wide, like);
+        auto* const dots = reinterpret_cast<Dots<A, true>*>(mutable_data<A>(of_pieces));
+        const Config config{dim3(unsigned(rows * pieces)), dim3(kRowThreads), stream};
+        launch(norm_backward_dots<T, Centered>, config, p, pieces, dots);
+        launch(norm_backward_piece<T, Centered>, config, p, pieces, dots);
         launch(norm_backward_column<T>, {dim3(unsigned(ceil_div(cols, 256))), dim3(256), stream},
                p);
         return;

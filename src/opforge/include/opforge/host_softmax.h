@@ -75,7 +75,9 @@ bool stream_rows(const RowsView& from, double scale, bool ragged, const Tensor& 
   SoftmaxStream<T> p;
   p.scale = float(scale);
   p.exponent = float(scale * 1.4426950408889634);
-  if (!(p.exponent > 0 && p.exponent < INFINITY)) return false;
+  // Differences are taken before they are scaled: of the largest numbers they may be infinite,
+  // which is right unless the scale is tiny.
+  if (!(p.exponent >= 1e-30f && p.exponent < INFINITY)) return false;
   if (!plan_stream<T>(x.numel() / cols, cols, ragged, 1, p)) return false;
   p.ring.source[0] = from.read<T>();
   p.ring.end[0] = end_of<T>(from, cols);

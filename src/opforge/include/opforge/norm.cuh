@@ -26,12 +26,11 @@ template <class T, int N>
 __device__ __forceinline__ Packed<T, N> relu_of(Packed<T, N> packed) {
 #if defined(__CUDA_ARCH__)
   if constexpr (sizeof(T) == 2 && N % 2 == 0) {
-    using Two = std::conditional_t<std::is_same_v<T, half>, __half2, __nv_bfloat162>;
 #pragma unroll
     for (uint32_t& word : packed.word) {
-      Two two;
+      Pair<T> two;
       memcpy(&two, &word, sizeof two);
-      word &= ~__hlt2_mask(two, Two{});
+      word &= ~__hlt2_mask(two, Pair<T>{});
     }
     return packed;
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradients of norms of rows that are too long for norm_backward.cuh: a block goes along each
-// row, twice, element by element; then a thread goes down each column. Includes no torch header.
+// The gradients of norms of rows that are too long for norm_backward.cuh. Blocks take a piece of a
+// row each, element by element: first what it adds to the row's sums, then its gradients; a thread
+// goes down each column. Includes no torch header.
 #pragma once
 
 #include <opforge/norm_backward.cuh>
@@ -44,20 +45,48 @@ struct LongRow {
   }
 };
 
-// Writes the gradients of x and residual.
+constexpr int kLongPiece = 8 * kRowThreads;  // columns
+
+// Which piece of which row is this block's.
+struct LongPiece {
+  int64_t row, first, last;  // columns
+
+  __device__ __forceinline__ LongPiece(int64_t cols, int pieces) {
+    row = blockIdx.x / unsigned(pieces);
+    first = int64_t(blockIdx.x - unsigned(row) * unsigned(pieces)) * kLongPiece;
+    last = min(first + kLongPiece, cols);
+  }
+};
+
 template <class T, bool Centered>
-__global__ void __launch_bounds__(kRowThreads) norm_backward_row(const NormBackward<T> p) {
+__global__ void __launch_bounds__(kRowThreads)
+    norm_backward_dots(const NormBackward<T> p, int pieces, Dots<compute_t<T>, true>* dots) {
   using A = compute_t<T>;
-  const LongRow<T> at{p, blockIdx.x};
+  const LongPiece piece(p.plan.cols, pieces);
+  const LongRow<T> at{p, piece.row};
   const A mean = Centered ? p.mean[at.row] : A(0), rstd = p.rstd[at.row];
   Dots<A, true> total;
-  for (int64_t col = threadIdx.x; col < p.plan.cols; col += blockDim.x) {
+  for (int64_t col = piece.first + threadIdx.x; col < piece.last; col += blockDim.x) {
     const A normed = (at.value(col) - mean) * rstd;
     const A grad = at.gradient(col, normed) * at.scale(col);
     total += {grad * normed, Centered ? grad : A(0)};
   }
   total = row_total(p.plan, total);
-  for (int64_t col = threadIdx.x; col < p.plan.cols; col += blockDim.x) {
+  if (threadIdx.x == 0) dots[blockIdx.x] = total;
+}
+
+// Writes the gradients of x and residual.
+template <class T, bool Centered>
+__global__ void __launch_bounds__(kRowThreads)
+    norm_backward_piece(const NormBackward<T> p, int pieces, const Dots<compute_t<T>, true>* dots) {
+  using A = compute_t<T>;
+  const LongPiece piece(p.plan.cols, pieces);
+  const LongRow<T> at{p, piece.row};
+  const A mean = Centered ? p.mean[at.row] : A(0), rstd = p.rstd[at.row];
+  Dots<A, true> total;
+  for (int i = threadIdx.x; i < pieces; i += blockDim.x) total += dots[piece.row * pieces + i];
+  total = row_total(p.plan, total);
+  for (int64_t col = piece.first + threadIdx.x; col < piece.last; col += blockDim.x) {
     const int64_t flat = at.row * p.plan.cols + col;
     const A normed = (at.value(col) - mean) * rstd;
     const A apart = product(at.gradient(col, normed), at.scale(col)) - total.b * p.share;

@@ -66,6 +66,12 @@ struct alignas(sizeof(T) * N) Packed {
   }
 };
 
+#if defined(__CUDACC__)
+// Two 16-bit elements, as the GPU computes with them: a word of a Packed.
+template <class T>
+using Pair = std::conditional_t<std::is_same_v<T, half>, __half2, __nv_bfloat162>;
+#endif
+
 // All elements in the type they are computed in, and back.
 template <class T, int N, class A>
 __device__ __forceinline__ void widen(const Packed<T, N>& packed, A (&out)[N]) {

@@ -37,11 +37,10 @@ __device__ __forceinline__ compute_t<T> largest(const Packed<T, N> (&v)[K]) {
   compute_t<T> top = -INFINITY;
 #if defined(__CUDA_ARCH__)
   if constexpr (kShort<T> && N % 2 == 0) {
-    using Two = std::conditional_t<std::is_same_v<T, half>, __half2, __nv_bfloat162>;
-    Two tops;
+    Pair<T> tops;
 #pragma unroll
     for (int i = 0; i < K * N / 2; ++i) {
-      Two two;
+      Pair<T> two;
       memcpy(&two, &v[i / (N / 2)].word[i % (N / 2)], sizeof two);
       tops = i == 0 ? two : __hmax2(tops, two);
     }
@@ -68,9 +67,10 @@ struct ExpSum {
 
   // Where nothing but -inf was seen, e^(v - base) is 0.
   static __device__ __forceinline__ A base(A top) { return top == A(-INFINITY) ? A(0) : top; }
-  // Elements so large that the shift might be infinite are too far apart for the rate to matter.
+  // Of elements so large that the rounding of the shift would be more than 2^x can hold, no two are
+  // close enough for the rate to matter: any power of two does, and rounds nothing.
   static __device__ __forceinline__ A rate(A top) {
-    return fabs(top) > A(1e38) ? A(1.0 / 1024) : A(1.44269504f);
+    return fabs(top) > A(1e8) ? A(1.0 / 1024) : A(1.44269504f);
   }
   // By what a sum changes when its peak does.
   static __device__ __forceinline__ A change(A from, A to) {
