@@ -51,7 +51,7 @@ __global__ void spins_on_an_atomic(const int64_t*, int64_t* y) {
 }
 
 __global__ void spins_in_registers(const int64_t*, int64_t*) {
-  for (volatile int i = 0;; i = i + 1) {
+  for (volatile unsigned i = 0;; i = i + 1) {
   }
 }
 
