@@ -6,55 +6,34 @@ from __future__ import annotations
 
 import pytest
 import torch
+from long_rows import CASES, SHORT, drawn, kernels, small_gpu
 from op_cases import record
 from torch.nn import functional
 
 import opforge
-from opforge import sim
+from opforge import norms, sim
 from opforge.check import cases
 from opforge.op import Make
 
 pytestmark = pytest.mark.sim
 each_norm = pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
-SHORT = torch.bfloat16
 
 
-def small_gpu(multiprocessors, **options):
-    return sim.active("race", device=sim.Device(multiprocessors=multiprocessors), **options)
-
-
-def kernels(calls):
-    return {launch.kernel for call in calls for launch in call.launches}
-
-
-def drawn(*shape, dtype=SHORT):
-    generator = torch.Generator().manual_seed(3)
-    return torch.randn(shape, generator=generator).to(dtype)
-
-
-# More tiles than a ring has stages; rows that are no multiple of a tile; classes of rows that begin
-# alike, with tiles without rows; vectors only some threads have; several clusters, small and large.
-@each_norm
-@pytest.mark.parametrize(
-    ("shape", "dtype", "multiprocessors"),
-    [
-        ((37, 16_384), SHORT, 4),
-        ((21, 16_389), SHORT, 4),
-        ((43, 16_389), SHORT, 9),
-        ((17, 20_000), torch.float16, 8),
-        ((19, 40_001), SHORT, 8),
-        ((25, 16_384), torch.float32, 4),
-        ((9, 16_389), torch.float32, 4),
-    ],
-    ids=str,
-)
-def test_many_long_rows(name, shape, dtype, multiprocessors):
+def arguments(name, shape, dtype=SHORT, offset=0.0, before=0):
+    """Of the op, with parameters and what stands before the norm."""
     make = Make(dtype)
     x, weight, bias = make(*shape), make(shape[-1]), make(shape[-1])
     if name == "layer_norm":
-        case = (x, weight, bias, None, None, 1e-5, 0, 0, 0.0, True)
-    else:
-        case = (x, weight, None, None, 1e-5, 0.5, 0, 0, 0.0, True)
+        return x, weight, bias, None, None, 1e-5, before, 0, 0.0, True
+    return x, weight, None, None, 1e-5, offset, before, 0, 0.0, True
+
+
+@each_norm
+@pytest.mark.parametrize(
+    ("shape", "dtype", "multiprocessors"), [*CASES, ((43, 16_389), SHORT, 9)], ids=str
+)
+def test_many_long_rows(name, shape, dtype, multiprocessors):
+    case = arguments(name, shape, dtype, offset=0.5)
     cases.check_forward(record(name), case, lambda: small_gpu(multiprocessors))
     with small_gpu(multiprocessors, traffic=True) as calls:
         record(name)(*case)
@@ -63,10 +42,8 @@ def test_many_long_rows(name, shape, dtype, multiprocessors):
 
 @pytest.mark.parametrize("shape", [(21, 16_384), (9, 16_389)], ids=str)
 def test_a_relu_before_layer_norm(shape):
-    make = Make(SHORT)
-    x, weight, bias = make(*shape), make(shape[-1]), make(shape[-1])
-    x[3, 0] = float("nan")  # the element around which a row is added up
-    case = (x, weight, bias, None, None, 1e-5, 1, 0, 0.0, True)
+    case = arguments("layer_norm", shape, before=norms.RELU)
+    case[0][3, 0] = float("nan")  # the element around which a row is added up
     cases.check_forward(record("layer_norm"), case, lambda: small_gpu(4))
     with small_gpu(4, traffic=True) as calls:
         record("layer_norm")(*case)
@@ -124,13 +101,7 @@ def test_few_or_short_rows_and_those_with_a_relu_go_elsewhere(name):
 @pytest.mark.parametrize("shape", [(1, 131_072), (3, 70_001)], ids=str)
 @each_norm
 def test_gradients_of_rows_too_long_for_a_cluster(name, shape):
-    make = Make(SHORT)
-    x, weight, bias = make(*shape), make(shape[-1]), make(shape[-1])
-    if name == "layer_norm":
-        case = (x, weight, bias, None, None, 1e-5, 0, 0, 0.0, True)
-    else:
-        case = (x, weight, None, None, 1e-5, 0.0, 0, 0, 0.0, True)
-    leaves = cases.as_leaves(case)
+    leaves = cases.as_leaves(arguments(name, shape))
     cases.check_backward(record(name), leaves, around=lambda: sim.active("race"))
     with sim.active("race", traffic=True) as calls:
         y, *_ = record(name)(*leaves)

@@ -8,25 +8,20 @@ import math
 
 import pytest
 import torch
+from long_rows import CASES, SHORT, drawn, kernels, small_gpu
 
 import opforge
-from opforge import sim
 
 pytestmark = pytest.mark.sim
 each_softmax = pytest.mark.parametrize("name", ["softmax", "log_softmax"])
-SHORT = torch.bfloat16
 INF = math.inf
-
-
-def small_gpu(multiprocessors, **options):
-    return sim.active("race", device=sim.Device(multiprocessors=multiprocessors), **options)
 
 
 def result(name, x, multiprocessors, kernel, **options):
     """Of the op, which this kernel must have made."""
     with small_gpu(multiprocessors, traffic=True) as calls:
         y = getattr(opforge, name)(x, **options)
-    assert {launch.kernel for call in calls for launch in call.launches} == {kernel}
+    assert kernels(calls) == {kernel}
     return y
 
 
@@ -41,27 +36,10 @@ def check(name, x, multiprocessors=4, kernel="softmax_stream", scale=1.0):
     torch.testing.assert_close(y, exact, rtol=relative, atol=absolute, equal_nan=True)
 
 
-def drawn(*shape, dtype=SHORT):
-    generator = torch.Generator().manual_seed(3)
-    return torch.randn(shape, generator=generator).to(dtype)
-
-
-# More tiles than a ring has stages; rows that are no multiple of a tile; classes of rows that begin
-# alike, with tiles without rows, of which a cluster may begin with one; vectors only some threads
-# have; several clusters, small and large.
+# Of the classes in the last one, a cluster begins with one that has no row for it.
 @each_softmax
 @pytest.mark.parametrize(
-    ("shape", "dtype", "multiprocessors"),
-    [
-        ((37, 16_384), SHORT, 4),
-        ((21, 16_389), SHORT, 4),
-        ((33, 16_389), SHORT, 14),
-        ((17, 20_000), torch.float16, 8),
-        ((19, 40_001), SHORT, 8),
-        ((25, 16_384), torch.float32, 4),
-        ((9, 16_389), torch.float32, 4),
-    ],
-    ids=str,
+    ("shape", "dtype", "multiprocessors"), [*CASES, ((33, 16_389), SHORT, 14)], ids=str
 )
 def test_many_long_rows(name, shape, dtype, multiprocessors):
     check(name, drawn(*shape, dtype=dtype), multiprocessors, scale=0.5)
