@@ -323,6 +323,8 @@ BACKWARD = {  # bytes, of these written, what nobody can do without
     ("reduce_sum", "last dim"): (0, 0, 0),  # expanded, not copied
     ("reduce_sum", "first dim"): (0, 0, 0),
     ("reduce_sum", "all"): (0, 0, 0),
+    # Of y, h and what was saved (h, weight, a number per row); x and residual have one gradient.
+    ("rms_norm", "residual"): (4 * X + 2 * ROW + ROWS * F32, X + ROW, 3 * X + ROW),
 }
 
 

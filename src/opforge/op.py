@@ -237,7 +237,7 @@ class Op:
     def backward_cost(self, *args: Any) -> Cost:
         """Gradients and what was saved read once, new gradients written once.
 
-        A gradient that is a view of an incoming one costs nothing.
+        A gradient that is a view of an incoming one costs nothing, one of two inputs is one.
         """
         leaves = [
             a.to("meta").requires_grad_(a.is_floating_point()) if isinstance(a, torch.Tensor) else a
@@ -257,11 +257,12 @@ class Op:
         incoming = [torch.empty_like(o) for o in outputs]
         found = torch.autograd.grad(outputs, wanted, incoming, allow_unused=True)
         known = {t.untyped_storage()._cdata for t in incoming}
-        new = [g for g in found if g is not None and g.untyped_storage()._cdata not in known]
-        if not new:
+        new = {g.untyped_storage()._cdata: g for g in found if g is not None}
+        written = sum_of_bytes(g for storage, g in new.items() if storage not in known)
+        if not written:
             return Cost(0, 0)
         kept = {t.untyped_storage()._cdata: t for t in saved}
-        written, read = sum_of_bytes(new), sum_of_bytes(incoming)
+        read = sum_of_bytes(incoming)
         return Cost(read + written + sum_of_bytes(kept.values()), 0, written, read + written)
 
     def _on_meta(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
