@@ -35,17 +35,13 @@ struct AroundArguments {
   }
 };
 
-// Calls f with Extras as a type. Doubles get all of them, to compile less.
-template <class T, class F>
-void with_extras(Extras extras, const F& f) {
-  if constexpr (sizeof(T) < 8) {
-    if (extras == Extras::none) return f(std::integral_constant<Extras, Extras::none>{});
-    if (extras == Extras::relu) return f(std::integral_constant<Extras, Extras::relu>{});
-    if (extras == Extras::no_dropout) {
-      return f(std::integral_constant<Extras, Extras::no_dropout>{});
-    }
+// Calls f with one of some values, as a type; doubles get the last of them, to compile less.
+template <class T, auto First, auto... Rest, class F>
+void with_one_of(decltype(First) value, const F& f) {
+  if constexpr (sizeof...(Rest) > 0) {
+    if (sizeof(T) == 8 || value != First) return with_one_of<T, Rest...>(value, f);
   }
-  f(std::integral_constant<Extras, Extras::all>{});
+  f(std::integral_constant<decltype(First), First>{});
 }
 
 inline void check_param(const char* name, const Tensor& x, const std::optional<Tensor>& param) {
@@ -81,7 +77,7 @@ bool stream_rows(const RowsView& from, const Param& weight, const Param& bias,
   NormStream<T> p;
   const bool relu = around.before == 1;
   if ((around.before != 0 && !(Centered && relu)) || around.after != 0) return false;
-  if (!plan_stream<T>(x.numel() / cols, cols, ragged, kNormLag<Centered> + 1, p)) return false;
+  if (!plan_stream<T>(x.numel() / cols, cols, ragged, kNormLag<T, Centered> + 1, p)) return false;
   p.ring.source[0] = from.read<T>();
   p.ring.end[0] = end_of<T>(from, cols);
   p.y = mutable_data<T>(out.y);
@@ -117,8 +113,9 @@ void normalise_rows(const Tensor& x, const std::optional<Tensor>& weight_,
   const bool like_x = all_are(dtype_code(x), {&weight, &bias});
   const bool floats = all_are(aoti_torch_dtype_float32(), {&weight, &bias});
   const bool alone = around.before == 0 && around.after == 0;
-  const bool plain = writes && !residual && (alone || (Centered && !around.dropout())) &&
-                     offset == 0 && like_x && weight.tensor && (!Centered || bias.tensor);
+  const bool relu = Centered && around.before == 1 && around.after == 0;
+  const bool plain = writes && !residual && (alone || relu) && offset == 0 && like_x &&
+                     weight.tensor && (!Centered || bias.tensor);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
     with_row_vectors<T>({&to, &from, &other}, [&]<int N>(Width<N>, bool ragged) {
       if constexpr (N > 1 && sizeof(T) < 8) {
@@ -128,7 +125,8 @@ void normalise_rows(const Tensor& x, const std::optional<Tensor>& weight_,
           return;
         }
       }
-      Extras extras = around.dropout() || !(like_x || floats) ? Extras::all : Extras::no_dropout;
+      Extras extras = around.dropout() ? Extras::dropout : Extras::no_dropout;
+      if (!(like_x || floats) || (around.dropout() && !writes)) extras = Extras::all;
       if (plain && N > 1) extras = alone ? Extras::none : Extras::relu;
       // What is rare is compiled once.
       const auto kernel = map_rows<N, false, true, NormForward<T, Centered, Extras::all>>;
@@ -152,12 +150,14 @@ void normalise_rows(const Tensor& x, const std::optional<Tensor>& weight_,
         visitor.cols = cols;
         map_rows<N>(rows, cols, ragged, visitor, current_stream(x));
       };
-      with_extras<T>(extras, [&]<Extras E>(std::integral_constant<Extras, E> e) {
-        if constexpr (E == Extras::no_dropout && N > 1) {
+      const auto choose = [&]<Extras E>(std::integral_constant<Extras, E> e) {
+        if constexpr ((E == Extras::no_dropout || E == Extras::dropout) && N > 1) {
           if (!like_x) return run(e, Type<float>{});
         }
         if constexpr (Centered || E != Extras::relu) run(e, Type<T>{});
-      });
+      };
+      with_one_of<T, Extras::none, Extras::relu, Extras::no_dropout, Extras::dropout, Extras::all>(
+          extras, choose);
     });
   });
 }
@@ -248,7 +248,6 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
   if (grad_h) sources.push_back(as_rows(*grad_h));
   if (relu_beside_h) sources.push_back(as_rows(*saved.x));
   const RowsView to = as_rows(out.x);
-  const bool extras = saved.summed || around.before != 0 || around.after != 0;
   const int32_t wide = accumulator_dtype(like);
   const int64_t leading[1] = {rows};
   NormResult statistics{empty(nothing, like), empty(nothing, like), contiguous(saved.mean),
@@ -293,10 +292,10 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
       p.weight_sums = saved.weight ? mutable_data<A>(sums) : nullptr;
       p.bias_sums = Centered && saved.bias ? mutable_data<A>(sums) + parts * cols : nullptr;
     };
-    const auto run = [&]<Extras E, bool Ragged>(std::integral_constant<Extras, E>,
-                                                std::bool_constant<Ragged>) {
-      const auto kernel = norm_backward<T, Centered, E, Ragged>;
-      constexpr int kRows = kAbreast<T, Centered, E>;
+    const auto run = [&]<With W, bool Ragged>(std::integral_constant<With, W>,
+                                              std::bool_constant<Ragged>) {
+      const auto kernel = norm_backward<T, Centered, W, Ragged>;
+      constexpr int kRows = kAbreast<T, Centered, W>;
       if (!plan_backward(rows, cols, kRows, false, contiguous, p) &&
           !(can_cluster(kernel) && plan_backward(rows, cols, kRows, true, contiguous, p))) {
         make_sums();
@@ -322,16 +321,20 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
               p.shared_bytes(), false, p.plan.cluster},
              p);
     };
-    Extras needed = around.dropout() ? Extras::all : Extras::no_dropout;
-    if (!extras) needed = Extras::none;
-    const bool ragged = cols % kVec<T> != 0;
-    if (ragged && extras) needed = Extras::all;  // what is rare is compiled once
-    with_extras<T>(needed, [&]<Extras E>(std::integral_constant<Extras, E> e) {
-      if constexpr (E != Extras::relu) {  // which is for the forward
-        if (!ragged) return run(e, std::false_type{});
-        if constexpr (E != Extras::no_dropout) run(e, std::true_type{});
+    With with = With::all;
+    if (around.before == 0 && around.after == 0)
+      with = saved.summed ? With::residual : With::nothing;
+    if (Centered && !saved.summed && around.before < 2) {
+      if (around.before == 1 && around.after == 0) with = With::relu;
+      if (around.after == 2) with = With::dropout;
+    }
+    const auto choose = [&]<With W>(std::integral_constant<With, W> w) {
+      if constexpr (Centered || (W != With::relu && W != With::dropout)) {
+        cols % kVec<T> == 0 ? run(w, std::false_type{}) : run(w, std::true_type{});
       }
-    });
+    };
+    with_one_of<T, With::nothing, With::relu, With::residual, With::dropout, With::all>(with,
+                                                                                        choose);
     const auto finish = [&](const Tensor& to, const Tensor* other, const A* from) {
       dispatch(dtype_of(to), [&]<class Out>(Type<Out>) {
         const int height = parts <= 16 ? 4 : 32;

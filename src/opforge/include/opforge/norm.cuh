@@ -10,17 +10,6 @@
 
 namespace opforge {
 
-// Bit i: element first + i stays. A call, not inlined: it is long, and wanted in many places.
-template <int N>
-__device__ __noinline__ uint32_t kept_bits(uint64_t seed, uint64_t first, uint32_t threshold) {
-  bool kept[N];
-  keep<N>(seed, first, threshold, kept);
-  uint32_t bits = 0;
-#pragma unroll
-  for (int e = 0; e < N; ++e) bits |= uint32_t(kept[e]) << e;
-  return bits;
-}
-
 // max(v, 0) of every element; keeps NaN and -0.0. Of 16-bit ones two at a time.
 template <class T, int N>
 __device__ __forceinline__ Packed<T, N> relu_of(Packed<T, N> packed) {
@@ -42,6 +31,28 @@ __device__ __forceinline__ Packed<T, N> relu_of(Packed<T, N> packed) {
   return narrow<T>(v);
 }
 
+// A gradient, but 0 where the input of a relu was at most 0.
+template <class T, int N>
+__device__ __forceinline__ Packed<T, N> relu_gradient(Packed<T, N> grad, const Packed<T, N>& in) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < N / 2; ++i) {
+      Pair<T> two;
+      memcpy(&two, &in.word[i], sizeof two);
+      grad.word[i] &= ~__hle2_mask(two, Pair<T>{});
+    }
+    return grad;
+  }
+#endif
+  compute_t<T> v[N], g[N];
+  widen(in, v);
+  widen(grad, g);
+#pragma unroll
+  for (int e = 0; e < N; ++e) g[e] = v[e] <= 0 ? compute_t<T>(0) : g[e];
+  return narrow<T>(g);
+}
+
 // A relu, a dropout or both; the mask follows from the seed, on the device, and the element.
 struct Around {
   bool relu = false, dropout = false;
@@ -49,29 +60,20 @@ struct Around {
   uint32_t threshold = 0;
   double factor = 1;  // of what is kept
 
-  // For the elements from `first` on.
-  template <bool Dropout, int N, class A>
-  __device__ __forceinline__ void forward(int64_t first, A (&v)[N]) const {
-    if (relu) {
+  __device__ __forceinline__ uint64_t key() const { return dropout ? uint64_t(*seed) : 0; }
+  // Bit e: element first + e stays. Whole: `first` is a multiple of N.
+  template <int N, bool Whole = false>
+  __device__ __forceinline__ uint32_t kept(uint64_t key, int64_t first) const {
+    if constexpr (Whole && N % 4 == 0) return kept_bits<N>(key, first, threshold);
+    bool each[N];
+    keep<N>(key, first, threshold, each);
+    uint32_t bits = 0;
 #pragma unroll
-      for (int e = 0; e < N; ++e) v[e] = v[e] < A(0) ? A(0) : v[e];  // keeps NaN
-    }
-    if (Dropout && dropout) drop(first, v);
+    for (int e = 0; e < N; ++e) bits |= uint32_t(each[e]) << e;
+    return bits;
   }
-
-  // `v` becomes the gradient of the input, given that of the output and the input.
-  template <bool Dropout, int N, class A>
-  __device__ __forceinline__ void backward(int64_t first, const A (&input)[N], A (&v)[N]) const {
-    if (Dropout && dropout) drop(first, v);
-    if (relu) {
-#pragma unroll
-      for (int e = 0; e < N; ++e) v[e] = input[e] <= A(0) ? A(0) : v[e];
-    }
-  }
-
   template <int N, class A>
-  __device__ __forceinline__ void drop(int64_t first, A (&v)[N]) const {
-    const uint32_t kept = kept_bits<N>(uint64_t(*seed), uint64_t(first), threshold);
+  __device__ __forceinline__ void drop(uint32_t kept, A (&v)[N]) const {
 #pragma unroll
     for (int e = 0; e < N; ++e) v[e] = (kept >> e & 1) != 0 ? v[e] * A(factor) : A(0);
   }
@@ -117,6 +119,38 @@ __device__ __forceinline__ A squares_around(A mean, const A (&v)[N]) {
   return own;
 }
 
+// The sum of a row of 16-bit elements around its pivot, and that of the squares: mean and variance
+// in one step. That is exact enough if the pivot lies among the elements, not far off: then both
+// are of the size of what is wanted.
+template <class A>
+struct AroundPivot {
+  A sum = 0, squares = 0;
+
+  template <int N>
+  __device__ __forceinline__ void add(A pivot, const A (&v)[N]) {
+    A own = 0, own_squares = 0;  // by themselves, so that vectors are added side by side
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      const A away = v[e] - pivot;
+      own += away;
+      own_squares = fma(away, away, own_squares);
+    }
+    sum += own;
+    squares += own_squares;
+  }
+  __device__ __forceinline__ void operator+=(const AroundPivot& other) {
+    sum += other.sum;
+    squares += other.squares;
+  }
+  __device__ __forceinline__ A variance(A share) const {
+    return fma(-(sum * share), sum * share, squares * share);
+  }
+  // Whether the pivot is within four deviations of the mean, as of 15999 of 16000 normal elements.
+  __device__ __forceinline__ bool precise(A share) const {
+    return (sum * share) * (sum * share) <= A(16) * variance(share);
+  }
+};
+
 template <bool Centered, int N, class A>
 __device__ __forceinline__ void normalise(A (&v)[N], const Scale<A>& scale) {
 #pragma unroll
@@ -132,16 +166,16 @@ __device__ __forceinline__ void weigh(A (&v)[N], const A (&weight)[N], const A (
 
 // What a kernel is compiled for: the less, the fewer registers. None: nothing around the norm, no
 // offset, and a weight (and a bias, if there can be one) of the dtype of x. Relu: the same with a
-// relu before or after it. All: any parameters; otherwise those there are have one dtype, W, and
-// are aligned.
-enum class Extras { none, relu, no_dropout, all };
+// relu before it. All: any parameters; otherwise those there are have one dtype, W, and
+// are aligned, and vectors lie at multiples of their length in the result.
+enum class Extras { none, relu, no_dropout, dropout, all };
 
 template <class T, bool Centered, Extras extras, class W = T>
 struct NormForward {
   using Element = T;
   using A = compute_t<T>;
-  static constexpr bool kExtras = extras > Extras::relu, kDropout = extras == Extras::all;
-  static constexpr bool kRelu = extras != Extras::none, kLong = extras == Extras::all;
+  static constexpr bool kExtras = extras > Extras::relu, kDropout = extras >= Extras::dropout;
+  static constexpr bool kLong = extras == Extras::all;
   Rows<const T> x, residual;
   T *h, *y;  // h if there is a residual; without y only the statistics are wanted
   A *mean, *rstd;
@@ -153,16 +187,22 @@ struct NormForward {
   template <int N>
   struct Loaded {
     Packed<T, N> h, residual;  // h is x until it is prepared
+    uint32_t kept;             // after the norm, if there is a dropout
   };
 
   struct Cursor {
     int64_t row;
     const T *x, *residual;
-    Loaded<1> some;  // the first element
+    Loaded<1> some;          // the first element
+    uint64_t before, after;  // keys of the dropouts
   };
 
   __device__ __forceinline__ Cursor start(int64_t row) const {
-    Cursor c{row, x.at(row), kExtras && h != nullptr ? residual.at(row) : nullptr, {}};
+    Cursor c{row, x.at(row), kExtras && h != nullptr ? residual.at(row) : nullptr, {}, 0, 0};
+    if constexpr (kDropout) {
+      c.before = before.key();
+      c.after = after.key();
+    }
     if constexpr (Centered) c.some = load<1>(c, 0);
     return c;
   }
@@ -176,53 +216,80 @@ struct NormForward {
     return in;
   }
 
+  // Bits are made here, where the loads of the row are under way and registers are free.
   template <int N>
   __device__ __forceinline__ void prepare(const Cursor& c, int64_t col, Loaded<N>& in,
                                           bool again) const {
-    if (kRelu && before.relu) in.h = relu_of(in.h);
-    if constexpr (kExtras) {
-      const bool drops = kDropout && before.dropout;
-      if (!drops && h == nullptr) return;
-      A v[N];
-      widen(in.h, v);
-      if (drops) before.drop(c.row * cols + col, v);
-      if (h != nullptr) {
-        A other[N];
-        widen(in.residual, other);
-#pragma unroll
-        for (int e = 0; e < N; ++e) v[e] += other[e];
-      }
-      in.h = narrow<T>(v);
-      if (h != nullptr && !again) store<N>(h + c.row * cols + col, in.h);
-    }
+    const auto kept = [&](const Around& around, uint64_t key) {
+      if (!kDropout || !around.dropout) return ~0u;
+      return around.template kept<N, extras == Extras::dropout>(key, c.row * cols + col);
+    };
+    if constexpr (kDropout) in.kept = kept(after, c.after);
+    join(in, kept(before, c.before));
+    if (kExtras && h != nullptr && !again) store<N>(h + c.row * cols + col, in.h);
   }
 
-  // Around the mean in two steps: no way in one is as exact, and the row is at hand.
+  template <int N>
+  __device__ __forceinline__ void join(Loaded<N>& in, uint32_t kept) const {
+    if (extras == Extras::relu || (kExtras && before.relu)) in.h = relu_of(in.h);
+    const bool drops = kDropout && before.dropout, adds = kExtras && h != nullptr;
+    if (!drops && !adds) return;
+    A v[N];
+    widen(in.h, v);
+    if (drops) before.drop(kept, v);
+    if (adds) {
+      A other[N];
+      widen(in.residual, other);
+#pragma unroll
+      for (int e = 0; e < N; ++e) v[e] += other[e];
+    }
+    in.h = narrow<T>(v);
+  }
+
   template <class Each, class Total>
   __device__ __forceinline__ Scale<A> settle(const Cursor& c, const Each& each,
                                              const Total& total) const {
-    A mean = 0;
-    if constexpr (Centered) {
-      Loaded<1> some = c.some;
-      prepare(c, 0, some, true);
-      A element[1];
-      widen(some.h, element);
-      const A pivot = pivot_of(element[0]);
+    const auto squares_around_mean = [&](A mean) {
+      Sum<A> squares;
+      each([&]<int N>(const Loaded<N>& in) {
+        A v[N];
+        widen(in.h, v);
+        squares.value += squares_around<Centered>(mean, v);
+      });
+      return total(squares).value * share;
+    };
+    if constexpr (!Centered) return {A(0), rsqrt(squares_around_mean(A(0)) + eps)};
+    Loaded<1> some = c.some;
+    join(some, ~0u);  // if it is dropped, most others are not
+    A element[1];
+    widen(some.h, element);
+    const A pivot = pivot_of(element[0]);
+    if constexpr (sizeof(T) > 2) {  // no way in one step is as exact, and the row is at hand
       Sum<A> sum;
       each([&]<int N>(const Loaded<N>& in) {
         A v[N];
         widen(in.h, v);
         sum.value += sum_around<T>(pivot, v);
       });
-      mean = fma(total(sum).value, share, pivot);
+      const A mean = fma(total(sum).value, share, pivot);
+      return {mean, rsqrt(squares_around_mean(mean) + eps)};
     }
-    Sum<A> squares;
+    AroundPivot<A> moments;
     each([&]<int N>(const Loaded<N>& in) {
       A v[N];
       widen(in.h, v);
-      squares.value += squares_around<Centered>(mean, v);
+      moments.add(pivot, v);
     });
-    return {mean, rsqrt(fma(total(squares).value, share, eps))};
+    moments = total(moments);
+    const A mean = fma(moments.sum, share, pivot);
+    A variance = moments.variance(share);
+    // Rows of one warp go together.
+    const bool precise = moments.precise(share);
+    if (__any_sync(0xffffffffu, !precise)) {
+      const A again = squares_around_mean(mean);
+      if (!precise) variance = again;
+    }
+    return {mean, rsqrt(variance + eps)};
   }
   __device__ __forceinline__ void finish(const Cursor& c, const Scale<A>& scale) const {
     if (mean != nullptr) mean[c.row] = scale.mean;
@@ -270,7 +337,11 @@ struct NormForward {
       for (int e = 0; e < N; ++e) w[e] += offset;
     }
     weigh<Centered>(v, w, b);
-    if constexpr (kRelu) after.template forward<kDropout>(c.row * cols + col, v);
+    if (kExtras && after.relu) {
+#pragma unroll
+      for (int e = 0; e < N; ++e) v[e] = v[e] < A(0) ? A(0) : v[e];  // keeps NaN
+    }
+    if (kDropout && after.dropout) after.drop(in.kept, v);
     return narrow<T>(v);
   }
 

@@ -22,10 +22,15 @@ template <class T>
 constexpr int kOwned = sizeof(T) == 8 ? 8 : 16;
 constexpr int kBackwardThreads = 512;  // of a block, and a warp that fills the ring
 
+// What stands around the norm that a kernel is compiled for: nothing, a relu before it, a residual
+// before it, a dropout after it with or without a relu before it, or any of all. The less, the
+// fewer registers.
+enum class With { nothing, relu, residual, dropout, all };
+
 // Rows that a thread takes in a turn: the more, the less there is to do around them for each. Where
 // a tile of two would not fit the ring several times, it is one.
-template <class T, bool Centered, Extras extras>
-constexpr int kAbreast = sizeof(T) == 2 && !Centered && extras == Extras::none ? 2 : 1;
+template <class T, bool Centered, With with>
+constexpr int kAbreast = sizeof(T) == 2 && !Centered && with == With::nothing ? 2 : 1;
 
 // What is added up of a row: the gradients times the normalised values, and the gradients.
 template <class A, bool Centered>
@@ -97,13 +102,23 @@ struct Owned {
   A scale[N], weight_sum[N], bias_sum[N];
 };
 
-template <class T, bool Centered, Extras extras, bool Ragged>
+// What stays of a vector after the norm, and, from bit 16 on, before it.
+template <int N, With with, class T>
+__device__ __forceinline__ uint32_t kept_around(const NormBackward<T>& p, int64_t flat) {
+  const auto kept = [&](const Around& around) {
+    return around.kept<N, (N > 1)>(around.key(), flat);
+  };
+  if constexpr (with == With::dropout) return kept(p.after);
+  return (p.after.dropout ? kept(p.after) : 0) | (p.before.dropout ? kept(p.before) << 16 : 0);
+}
+
+template <class T, bool Centered, With with, bool Ragged>
 __global__ void __launch_bounds__(kBackwardThreads + kWarp, 1)
     norm_backward(const NormBackward<T> p) {
   using A = compute_t<T>;
-  constexpr int N = kVec<T>, K = kOwned<T> / N, R = kAbreast<T, Centered, extras>;
+  constexpr int N = kVec<T>, K = kOwned<T> / N, R = kAbreast<T, Centered, with>;
   using Total = Several<Dots<A, Centered>, R>;
-  constexpr bool kExtras = extras != Extras::none, kDropout = extras == Extras::all;
+  constexpr bool kAll = with == With::all, kDropout = kAll || with == With::dropout;
   const RowPlan& plan = p.plan;
   Ring<T, kNormSources> ring(p.ring, plan.block / kWarp);
   RowTotals<Total, kBackwardThreads / kWarp, kMaxCluster> totals(plan.group, plan.cluster,
@@ -190,23 +205,30 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp, 1)
       }
       // A row's normalised values and the gradients of the norm's result; 0 where there is nothing.
       const auto fetch = [&]<int M>(const Owned<M, A>& owned, const unsigned char* at, bool exists,
-                                    int64_t flat, A mean, A rstd, A(&normed)[M], A(&grad)[M]) {
+                                    int col, uint32_t kept, A mean, A rstd, A(&normed)[M],
+                                    A(&grad)[M]) {
         exists = exists && owned.exists;
         const unsigned char* const h_at = exists ? at + p.ring.tile_bytes : zeros;
         if (!exists) at = zeros;  // no branch: loads go out one after the other
         widen(load_packed<M>(reinterpret_cast<const T*>(at)), grad);
-        widen(load_packed<M>(reinterpret_cast<const T*>(h_at)), normed);
-        if (kExtras && !p.summed) {
-          p.before.template forward<kDropout>(flat, normed);
+        Packed<T, M> h = load_packed<M>(reinterpret_cast<const T*>(h_at));
+        const bool relu = kDropout && p.before.relu && !(kAll && p.summed);
+        if (with == With::relu || relu) h = relu_of(h);
+        widen(h, normed);
+        if (kAll && !p.summed && p.before.dropout) {
+          p.before.drop(kept >> 16, normed);
           widen(narrow<T>(normed), normed);  // as the forward had it
         }
         normalise<Centered>(normed, Scale<A>{mean, rstd});
-        if (kExtras && (p.after.relu || (kDropout && p.after.dropout))) {
-          A result[M], shift[M] = {};
-          if (p.bias && owned.exists) read<T>(p.bias, flat % plan.cols, shift);
+        if (with == With::dropout || (kAll && p.after.dropout)) p.after.drop(kept, grad);
+        if (kAll && p.after.relu) {
+          A shift[M] = {};
+          if (p.bias && owned.exists) read<T>(p.bias, first_col + col, shift);
 #pragma unroll
-          for (int e = 0; e < M; ++e) result[e] = normed[e] * owned.scale[e] + shift[e];
-          p.after.template backward<kDropout>(flat, result, grad);
+          for (int e = 0; e < M; ++e) {
+            const A result = normed[e] * owned.scale[e] + shift[e];
+            grad[e] = result <= A(0) ? A(0) : grad[e];
+          }
         }
       };
       const int64_t below = apart * plan.cols;  // from one row of a turn to the next
@@ -226,9 +248,12 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp, 1)
       };
       fetch_statistics(0);
       Total put;
+      uint32_t kept[K + 1] = {}, old_kept[K + 1];  // made once for both times a row is read
       for (int i = 0; i <= turns; ++i) {
         Scale<A> old[R];
         const Total old_put = put;
+#pragma unroll
+        for (int k = 0; k <= K; ++k) old_kept[k] = kept[k];
 #pragma unroll
         for (int r = 0; r < R; ++r) old[r] = now[r];
         if (i < turns) {
@@ -239,12 +264,13 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp, 1)
           const unsigned char* const at = ring.stage(ahead) + from;
           const int64_t here = flat + (i > 0 ? p.step : 0);
           Total total;
-          each([&]<int M>(Owned<M, A>& owned, int, int col) {
+          each([&]<int M>(Owned<M, A>& owned, int k, int col) {
+            if constexpr (kDropout) kept[k] = kept_around<M, with>(p, here + col);
 #pragma unroll
             for (int r = 0; r < R; ++r) {
               A normed[M], grad[M];
-              fetch(owned, at + r * below_bytes + col * int(sizeof(T)), i < rows[r],
-                    here + r * below + col, now[r].mean, now[r].rstd, normed, grad);
+              fetch(owned, at + r * below_bytes + col * int(sizeof(T)), i < rows[r], col, kept[k],
+                    now[r].mean, now[r].rstd, normed, grad);
               auto& sum = total.row[r];
 #pragma unroll
               for (int e = 0; e < M; ++e) {
@@ -267,16 +293,16 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp, 1)
         for (int r = 0; r < R; ++r) {
           average[r] = total.row[r].b * p.share;
           inner[r] = -total.row[r].a * p.share * old[r].rstd;
-          if (!kExtras) inner[r] *= old[r].rstd;  // and normed is left without it
+          if (!kAll) inner[r] *= old[r].rstd;  // and normed is left without it
         }
-        each([&]<int M>(const Owned<M, A>& owned, int, int col) {
+        each([&]<int M>(const Owned<M, A>& owned, int k, int col) {
 #pragma unroll
           for (int r = 0; r < R; ++r) {
             const int64_t here = flat + r * below + col;
             const unsigned char* const there = at + r * below_bytes + col * int(sizeof(T));
             A normed[M], grad[M];
-            fetch(owned, there, i <= rows[r], here, old[r].mean, kExtras ? old[r].rstd : A(1),
-                  normed, grad);
+            fetch(owned, there, i <= rows[r], col, old_kept[k], old[r].mean,
+                  kAll ? old[r].rstd : A(1), normed, grad);
 #pragma unroll
             for (int e = 0; e < M; ++e) {
               const A own = product(grad[e], owned.scale[e]);
@@ -287,22 +313,25 @@ __global__ void __launch_bounds__(kBackwardThreads + kWarp, 1)
               }
             }
             if (!owned.exists || i > rows[r]) continue;
-            if constexpr (kExtras) {
-              const auto source = [&](int s) {
-                return load_packed<M>(reinterpret_cast<const T*>(there + s * p.ring.tile_bytes));
-              };
+            const auto source = [&](int s) {
+              return load_packed<M>(reinterpret_cast<const T*>(there + s * p.ring.tile_bytes));
+            };
+            if constexpr (kAll || with == With::residual) {
               if (p.has_grad_h) {
                 widen(source(2), normed);
 #pragma unroll
                 for (int e = 0; e < M; ++e) grad[e] += normed[e];
               }
-              if (p.grad_residual != nullptr) store<M>(p.grad_residual + here, narrow<T>(grad));
-              if (p.before.relu || (kDropout && p.before.dropout)) {
-                widen(source(p.has_x ? p.ring.sources - 1 : 1), normed);
-                p.before.template backward<kDropout>(here, normed, grad);
-              }
             }
-            store<M>(p.grad_x + here, narrow<T>(grad));
+            if constexpr (kAll) {
+              if (p.grad_residual != nullptr) store<M>(p.grad_residual + here, narrow<T>(grad));
+              if (p.before.dropout) p.before.drop(old_kept[k] >> 16, grad);
+            }
+            Packed<T, M> result = narrow<T>(grad);
+            if (with == With::relu || (kDropout && p.before.relu)) {
+              result = relu_gradient(result, source(kAll && p.has_x ? p.ring.sources - 1 : 1));
+            }
+            store<M>(p.grad_x + here, result);
           }
         });
         ring.release(behind);

@@ -8,6 +8,22 @@
 
 namespace opforge {
 
+// What stands around a norm, for one element, and its gradient.
+template <class A>
+__device__ __forceinline__ A dropped(const Around& around, int64_t at, A v) {
+  A one[1] = {v};
+  if (around.dropout) around.drop(around.kept<1>(around.key(), at), one);
+  return one[0];
+}
+template <class A>
+__device__ __forceinline__ A pass(const Around& around, int64_t at, A v) {
+  return dropped(around, at, around.relu && v < A(0) ? A(0) : v);
+}
+template <class A>
+__device__ __forceinline__ A pass_back(const Around& around, int64_t at, A input, A v) {
+  return around.relu && input <= A(0) ? A(0) : dropped(around, at, v);
+}
+
 // A row of the operands of NormBackward, at a column.
 template <class T>
 struct LongRow {
@@ -18,12 +34,8 @@ struct LongRow {
   __device__ __forceinline__ const T* source(int i) const { return p.ring.source[i].at(row); }
 
   __device__ __forceinline__ A value(int64_t col) const {
-    A h[1] = {widen(source(1)[col])};
-    if (!p.summed) {
-      p.before.template forward<true>(row * p.plan.cols + col, h);
-      h[0] = widen(narrow<T>(h[0]));
-    }
-    return h[0];
+    const A h = widen(source(1)[col]);
+    return p.summed ? h : widen(narrow<T>(pass(p.before, row * p.plan.cols + col, h)));
   }
 
   __device__ __forceinline__ A scale(int64_t col) const {
@@ -37,11 +49,10 @@ struct LongRow {
 
   // The gradient of the norm's result, given what was normalised to `normed`.
   __device__ __forceinline__ A gradient(int64_t col, A normed) const {
-    A grad[1] = {widen(source(0)[col])}, shift[1] = {A(0)};
+    A shift[1] = {A(0)};
     if (p.bias) read<T>(p.bias, col, shift);
-    const A result[1] = {normed * scale(col) + shift[0]};
-    p.after.template backward<true>(row * p.plan.cols + col, result, grad);
-    return grad[0];
+    const A result = normed * scale(col) + shift[0];
+    return pass_back(p.after, row * p.plan.cols + col, result, widen(source(0)[col]));
   }
 };
 
@@ -90,12 +101,11 @@ __global__ void __launch_bounds__(kRowThreads)
     const int64_t flat = at.row * p.plan.cols + col;
     const A normed = (at.value(col) - mean) * rstd;
     const A apart = product(at.gradient(col, normed), at.scale(col)) - total.b * p.share;
-    A grad[1] = {fma(-normed, total.a * p.share, apart) * rstd};
-    if (p.has_grad_h) grad[0] += widen(at.source(2)[col]);
-    if (p.grad_residual != nullptr) p.grad_residual[flat] = narrow<T>(grad[0]);
-    const A x[1] = {widen(at.source(p.has_x ? p.ring.sources - 1 : 1)[col])};
-    p.before.template backward<true>(flat, x, grad);
-    p.grad_x[flat] = narrow<T>(grad[0]);
+    A grad = fma(-normed, total.a * p.share, apart) * rstd;
+    if (p.has_grad_h) grad += widen(at.source(2)[col]);
+    if (p.grad_residual != nullptr) p.grad_residual[flat] = narrow<T>(grad);
+    const A x = widen(at.source(p.has_x ? p.ring.sources - 1 : 1)[col]);
+    p.grad_x[flat] = narrow<T>(pass_back(p.before, flat, x, grad));
   }
 }
 

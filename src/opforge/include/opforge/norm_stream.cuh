@@ -4,8 +4,9 @@
 //
 // Rows go as in row_stream.cuh. A thread keeps the weights and biases of its columns in registers:
 //
-//   turn i    sums of tile i, squares around the mean of tile i - 1, result of tile i - 2
-//             (around zero: squares of tile i, result of tile i - 1)
+//   turn i    sums of tile i, result of tile i - 1
+//             (elements of 32 bits around their mean: sums of tile i, squares around the mean of
+//             tile i - 1, result of tile i - 2)
 #pragma once
 
 #include <opforge/norm.cuh>
@@ -15,8 +16,8 @@
 namespace opforge {
 
 // Turns from a tile's sums to its result; it stays in the ring for so long.
-template <bool Centered>
-constexpr int kNormLag = Centered ? 2 : 1;
+template <class T, bool Centered>
+constexpr int kNormLag = Centered && sizeof(T) > 2 ? 2 : 1;
 
 template <class T>
 struct NormStream : RowStream<T> {
@@ -38,8 +39,10 @@ template <class T, bool Centered, bool Ragged, bool Relu>
 __global__ void __launch_bounds__(kStreamThreads + kWarp, 1) norm_stream(const NormStream<T> p) {
   using A = compute_t<T>;
   constexpr int N = kVec<T>, K = kStreamColumns / N, R = kStreamRows<T>;
-  constexpr int kLag = kNormLag<Centered>;
-  constexpr int kSums = kLag * R;  // of a turn: tile i, then around the mean of tile i - 1
+  constexpr int kLag = kNormLag<T, Centered>;
+  constexpr bool kOneStep =
+      Centered && kLag == 1;                   // mean and variance in one step, see AroundPivot
+  constexpr int kSums = Centered ? 2 * R : R;  // of a turn; the second half are of squares
   const RowPlan& plan = p.plan;
   Ring<T, 1> ring(p.ring, plan.block / kWarp);
   SpreadTotals<A, kSums, kStreamThreads / kWarp, kMaxCluster> totals(plan.group, plan.cluster);
@@ -104,8 +107,20 @@ __global__ void __launch_bounds__(kStreamThreads + kWarp, 1) norm_stream(const N
     T* out = p.y + tiles.row(0, 0) * plan.cols + first_col;
     int here = 0, last = 0, oldest = 0;  // where tiles i, i - 1, i - 2 begin
     A pivot[R] = {}, mean[R] = {}, old_mean[R] = {};
+    // What this thread has of the squares of row r of a tile around its mean.
+    const auto squares = [&](int stage, int r, int i) {
+      A sum = 0;
+      const int at = tiles.begin(stage, r, i);
+      each([&]<int M>(const StreamColumns<M, A>& owned) {
+        A v[M];
+        fetch(owned, at, v);
+        const A some = squares_around<Centered>(mean[r], v);
+        sum += owned.exists ? some : A(0);
+      });
+      return sum;
+    };
     for (int i = 0; i < turns + kLag; ++i) {
-      A sums[kSums] = {}, total[kSums] = {};
+      A sums[kSums] = {}, total[kSums] = {}, variance[R];
       A old_pivot[R];
       oldest = last;
       last = here;
@@ -120,42 +135,66 @@ __global__ void __launch_bounds__(kStreamThreads + kWarp, 1) norm_stream(const N
         ahead.next(p.ring.stages);
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-          const int at = tiles.begin(here, r, i);
           if constexpr (Centered) {
             A element[1];
             widen(Relu ? relu_of(first[r]) : first[r], element);
             pivot[r] = pivot_of(element[0]);
+            const int at = tiles.begin(here, r, i);
+            each([&]<int M>(const StreamColumns<M, A>& owned) {
+              A v[M];
+              fetch(owned, at, v);
+              if constexpr (kOneStep) {
+                AroundPivot<A> some;
+                some.add(pivot[r], v);
+                sums[r] += owned.exists ? some.sum : A(0);
+                sums[R + r] += owned.exists ? some.squares : A(0);
+              } else {
+                const A some = sum_around<T>(pivot[r], v);
+                sums[r] += owned.exists ? some : A(0);
+              }
+            });
+          } else {
+            sums[r] = squares(here, r, i);
           }
-          each([&]<int M>(const StreamColumns<M, A>& owned) {
-            A v[M];
-            fetch(owned, at, v);
-            const A some = Centered ? sum_around<T>(pivot[r], v) : squares_around<false>(A(0), v);
-            sums[r] += owned.exists ? some : A(0);
-          });
         }
         if (Centered) fetch_first(i + 1);
       }
-      if (i > 0) totals.get(total, turn + i - 1);
+      if (i > 0) totals.get(total, turn - 1);
+#pragma unroll
+      for (int r = 0; r < R; ++r) variance[r] = total[kSums - R + r] * p.share;
       if (Centered && i > 0 && i <= turns) {
+        bool precise[R], all = true;
 #pragma unroll
         for (int r = 0; r < R; ++r) {
-          const int at = tiles.begin(last, r, i - 1);
           mean[r] = fma(total[r], p.share, old_pivot[r]);
-          each([&]<int M>(const StreamColumns<M, A>& owned) {
-            A v[M];
-            fetch(owned, at, v);
-            const A some = squares_around<true>(mean[r], v);
-            sums[R + r] += owned.exists ? some : A(0);
-          });
+          if constexpr (kOneStep) {
+            const AroundPivot<A> moments{total[r], total[R + r]};
+            precise[r] = moments.precise(p.share);
+            variance[r] = moments.variance(p.share);
+            all = all && precise[r];
+          } else {
+            sums[R + r] = squares(last, r, i - 1);
+          }
+        }
+        if (kOneStep && !all) {  // the same in all threads: a turn more, around the mean
+          A again[kSums] = {};
+#pragma unroll
+          for (int r = 0; r < R; ++r) again[r] = squares(last, r, i - 1);
+          totals.put(again, turn);
+          totals.get(again, turn++);
+#pragma unroll
+          for (int r = 0; r < R; ++r) {
+            if (!precise[r]) variance[r] = again[r] * p.share;
+          }
         }
       }
-      if (i + 1 < turns + kLag) totals.put(sums, turn + i);
+      if (i + 1 < turns + kLag) totals.put(sums, turn++);
       if (i < kLag) continue;
 #pragma unroll
       for (int r = 0; r < R; ++r) {
-        const int at = tiles.begin(Centered ? oldest : last, r, i - kLag);
+        const int at = tiles.begin(kLag == 2 ? oldest : last, r, i - kLag);
         const bool exists = tiles.exists(r, i - kLag);
-        const Scale<A> scale{old_mean[r], rsqrt(fma(total[kSums - R + r], p.share, p.eps))};
+        const Scale<A> scale{kLag == 2 ? old_mean[r] : mean[r], rsqrt(variance[r] + p.eps)};
         const auto result = [&]<int M>(const StreamColumns<M, A>& owned) {
           A v[M];
           fetch(owned, at, v);
@@ -182,7 +221,6 @@ __global__ void __launch_bounds__(kStreamThreads + kWarp, 1) norm_stream(const N
       behind.next(p.ring.stages);
       out += p.step;
     }
-    turn += turns + kLag - 1;
   }
 }
 

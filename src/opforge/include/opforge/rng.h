@@ -32,26 +32,49 @@ OPFORGE_HOST_DEVICE void multiply(uint32_t a, uint32_t b, uint32_t& high, uint32
 #endif
 }
 
-// Four words for a counter of 128 bits, low half first.
-OPFORGE_HOST_DEVICE PhiloxWords philox(uint64_t key, uint64_t low, uint64_t high = 0) {
-  uint32_t c0 = uint32_t(low), c1 = uint32_t(low >> 32);
-  uint32_t c2 = uint32_t(high), c3 = uint32_t(high >> 32);
+// Four words for each of some counters of 128 bits that follow each other, low half first. Round by
+// round, so that they share the keys of a round.
+template <int Calls>
+OPFORGE_HOST_DEVICE void philox(uint64_t key, uint64_t low, uint64_t high,
+                                PhiloxWords (&out)[Calls]) {
   uint32_t k0 = uint32_t(key), k1 = uint32_t(key >> 32);
+#if defined(__CUDA_ARCH__)
+  // Else the compiler would keep the keys of all rounds for the next time: 20 registers.
+  asm volatile("" : "+r"(k0), "+r"(k1));
+#endif
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int i = 0; i < Calls; ++i) {
+    const uint64_t counter = low + uint64_t(i);
+    out[i] = {{uint32_t(counter), uint32_t(counter >> 32), uint32_t(high), uint32_t(high >> 32)}};
+  }
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    uint32_t high0, low0, high2, low2;
-    multiply(kPhiloxFactor0, c0, high0, low0);
-    multiply(kPhiloxFactor1, c2, high2, low2);
-    c0 = high2 ^ c1 ^ k0;
-    c1 = low2;
-    c2 = high0 ^ c3 ^ k1;
-    c3 = low0;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+    for (int i = 0; i < Calls; ++i) {
+      uint32_t (&c)[4] = out[i].word;
+      uint32_t high0, low0, high2, low2;
+      multiply(kPhiloxFactor0, c[0], high0, low0);
+      multiply(kPhiloxFactor1, c[2], high2, low2);
+      c[0] = high2 ^ c[1] ^ k0;
+      c[1] = low2;
+      c[2] = high0 ^ c[3] ^ k1;
+      c[3] = low0;
+    }
     k0 += kPhiloxKeyStep0;
     k1 += kPhiloxKeyStep1;
   }
-  return {{c0, c1, c2, c3}};
+}
+
+OPFORGE_HOST_DEVICE PhiloxWords philox(uint64_t key, uint64_t low, uint64_t high = 0) {
+  PhiloxWords out[1];
+  philox(key, low, high, out);
+  return out[0];
 }
 
 // An element is dropped if its word is below the threshold; the highest threshold drops all.
@@ -72,16 +95,15 @@ OPFORGE_HOST_DEVICE double kept_scale(double p) { return p < 1 ? 1 / (1 - p) : 0
 template <int N>
 OPFORGE_HOST_DEVICE void keep(uint64_t seed, int64_t first, uint32_t threshold, bool (&kept)[N]) {
   static_assert(N >= 1 && N <= 16);
-  constexpr int kCalls = (N + 6) / 4, kCertain = (N + 3) / 4;
+  constexpr int kCertain = (N + 3) / 4, kCalls = (N + 6) / 4;  // one more at most
   const int skip = int(first & 3);
+  const uint64_t counter = uint64_t(first >> 2);
+  PhiloxWords certain[kCertain], last = {};
+  philox(seed, counter, 0, certain);
+  if (kCalls > kCertain && skip + N > 4 * kCertain) last = philox(seed, counter + kCertain);
   uint32_t word[4 * kCalls + 3];
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-  for (int call = 0; call < kCalls; ++call) {
-    PhiloxWords w = {};
-    if (call < kCertain || skip + N > 4 * call) w = philox(seed, uint64_t((first >> 2) + call));
-    for (int i = 0; i < 4; ++i) word[4 * call + i] = w.word[i];
+  for (int i = 0; i < 4 * kCalls; ++i) {
+    word[i] = i < 4 * kCertain ? certain[i / 4].word[i % 4] : last.word[i % 4];
   }
   for (int i = 4 * kCalls; i < 4 * kCalls + 3; ++i) word[i] = 0;
   // A variable index would put the words into memory: move them down by two, then by one.
@@ -92,6 +114,20 @@ OPFORGE_HOST_DEVICE void keep(uint64_t seed, int64_t first, uint32_t threshold, 
     for (int i = 0; i < N; ++i) word[i] = word[i + 1];
   }
   for (int i = 0; i < N; ++i) kept[i] = word[i] >= threshold && threshold != kDropAll;
+}
+
+// The same as bits, of elements from a multiple of four on.
+template <int N>
+OPFORGE_HOST_DEVICE uint32_t kept_bits(uint64_t seed, int64_t first, uint32_t threshold) {
+  static_assert(N % 4 == 0 && N <= 32);
+  PhiloxWords words[N / 4];
+  philox(seed, uint64_t(first >> 2), 0, words);
+  uint32_t bits = 0;
+#if defined(__CUDACC__)
+#pragma unroll
+#endif
+  for (int i = 0; i < N; ++i) bits |= uint32_t(words[i / 4].word[i % 4] >= threshold) << i;
+  return threshold != kDropAll ? bits : 0;
 }
 
 }  // namespace opforge
