@@ -106,19 +106,18 @@ def test_many_rows_are_added_up_by_several_blocks(device):
 
 
 @each_device
+@pytest.mark.parametrize("cols", [600, 601])
 @pytest.mark.parametrize("largest", [1e5, 1e7, 9e7, 2e8, 1e10, -1e10, 1e20, 1e37, 3e38])
-def test_logits_of_any_size(device, largest):
+def test_logits_of_any_size(device, largest, cols):
     """The sum is taken around the largest logit; at 16 bits by a product that is rounded."""
-    logits, target = drawn(device, 4, 600, dtype=torch.bfloat16, ignored=0)
+    logits, target = drawn(device, 4, cols, dtype=torch.bfloat16, ignored=0)
     logits = logits.detach()
     if largest < 0:
         logits += largest
     else:
         logits[:, 77] = largest
     target[:2] = 77
-    got = opforge.cross_entropy(logits, target, reduction="none")
-    right = truth(logits, target, reduction="none")
-    torch.testing.assert_close(got.double(), right.to(got.device), atol=2e-6, rtol=2e-6)
+    agree(logits.requires_grad_(), target, reduction="none")
 
 
 @each_device
@@ -189,8 +188,9 @@ def test_large_logits_keep_their_digits(device):
 
 
 @each_device
-def test_an_ignored_row_may_hold_anything(device):
-    logits, target = drawn(device, 6, 33, ignored=0)
+@pytest.mark.parametrize("cols", [33, 40])
+def test_an_ignored_row_may_hold_anything(device, cols):
+    logits, target = drawn(device, 6, cols, ignored=0)
     target[2] = -100
     with torch.no_grad():
         logits[2] = torch.nan
@@ -202,9 +202,10 @@ def test_an_ignored_row_may_hold_anything(device):
 
 
 @each_device
-@pytest.mark.parametrize("label", [-1, 33, 2**40, -(2**40)])
-def test_the_op_gives_nan_for_a_label_out_of_range(device, label):
-    logits, target = drawn(device, 6, 33)
+@pytest.mark.parametrize("cols", [33, 40])
+@pytest.mark.parametrize("label", [-1, 40, 2**40, -(2**40)])
+def test_the_op_gives_nan_for_a_label_out_of_range(device, label, cols):
+    logits, target = drawn(device, 6, cols)
     target[2] = label
     loss = record("cross_entropy")(logits, target, -100, 0.0, 0.0, 0, False)
     loss.sum().backward()

@@ -83,9 +83,12 @@ Tensor cross_entropy_backward_cuda(const Tensor& grad_loss, const Tensor& logits
     p.count = reduction == kMean ? data<int64_t>(saved.count) : nullptr;
     p.peak = data<A>(saved.peak);
     p.log_sum = data<A>(saved.log_sum);
-    p.smoothing = A(smoothing);
+    p.spread = A(smoothing / double(cols));
+    p.kept = A(1 - smoothing);
     p.z_loss = A(z_loss);
-    run_gradient(p, current_stream(logits));
+    const bool whole = misalignment(p.logits.data) == 0 && misalignment(p.grad.data) == 0 &&
+                       from.steps_by(kVec<T>) && cols % kVec<T> == 0;
+    run_gradient(p, whole, current_stream(logits));
   });
   return grad;
 }

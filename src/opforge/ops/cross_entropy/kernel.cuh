@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward reads the logits once and writes next to nothing: its floor is a read. Backward reads
-// them once and writes as much: a copy. Of a row that is ignored forward reads no more than what is
-// loaded before its label is known, and backward nothing.
+// them once and writes as much: a copy. Of a row that is ignored both read what is loaded before
+// its label is known, and use nothing of it.
 //
 // A row's threads, a few lanes to a cluster of blocks, take vectors in turn, four of them on their
 // way at a time, and keep the largest logit so far and the sum of exp(logit - it). Rows need not
@@ -322,21 +322,26 @@ struct CrossEntropyBackward {
   Rows<const A> grad_loss;  // all alike, if it was reduced
   const int64_t* count;     // divides the gradient, if there is one
   const A *peak, *log_sum;
-  A smoothing, z_loss;
-  int group_shift;  // log2 of the threads to a piece of a row
-  Divider<uint32_t> pieces;
+  A spread, kept, z_loss;  // of a label, what each class gets, and what it keeps
 };
 
-constexpr int kGradThreads = 256, kGradVectors = 2;  // a thread's vectors, on their way together
-
-// grad · (softmax · (1 + 2 z lse) - smoothed one hot), of one element after the other.
+// grad · (softmax · (1 + 2 z lse) - smoothed one hot) of one element after the other, the hot one
+// apart: a choice per element would take as long as the rest of it.
 template <class T>
 struct RowGradient {
   using A = compute_t<T>;
-  A factor, spread, at_label, peak, log_sum;  // spread: less at each class; at_label: there
+  A factor, less, less_at_label, peak, log_sum;
 
-  __device__ __forceinline__ A of(A x, bool is_label) const {
-    return fma(factor, probability(x), is_label ? -at_label : -spread);
+  __device__ __forceinline__ RowGradient(const CrossEntropyBackward<T>& p, int64_t row) {
+    // In this order no load comes after a branch with something that waits for another.
+    const A passed = *p.grad_loss.at(row);
+    const int64_t count = p.count != nullptr ? *p.count : 1;
+    peak = p.peak[row];
+    log_sum = p.log_sum[row];
+    const A grad = kShort<T> ? passed * A(roughly_inverse(float(count))) : passed / A(count);
+    factor = grad * fma(A(2) * p.z_loss, peak + log_sum, A(1));
+    less = grad * p.spread;
+    less_at_label = grad * p.kept;
   }
   __device__ __forceinline__ A probability(A x) const {
     if constexpr (kShort<T>) {
@@ -344,94 +349,122 @@ struct RowGradient {
     }
     return std::exp((x - peak) - log_sum);
   }
+  // Of N columns; the label is `hot` columns after the first.
+  template <int N>
+  __device__ __forceinline__ Packed<T, N> of(const Packed<T, N>& v, int64_t hot,
+                                             bool ignored) const {
+    A g[N];
+    widen(v, g);
+#pragma unroll
+    for (A& x : g) x = fma(factor, probability(x), -less);
+    if (uint64_t(hot) < uint64_t(N)) {
+#pragma unroll
+      for (int e = 0; e < N; ++e) g[e] -= e == int(hot) ? less_at_label : A(0);
+    }
+    Packed<T, N> result = narrow<T>(g);
+    if (ignored) fill(result.word, {});
+    return result;
+  }
 };
+
+constexpr int kGradThreads = 256;
+
+// Rows that are made of aligned vectors: one to a thread, and all 2048 threads of a multiprocessor
+// are to fit, see elementwise.cuh.
+template <class T>
+__global__ void __launch_bounds__(1024, sizeof(T) < 8 ? 2 : 1)
+    cross_entropy_gradient_vectors(const CrossEntropyBackward<T> p, const Divider<uint32_t> vectors,
+                                   uint32_t count) {
+  constexpr int N = kVec<T>;
+  const uint32_t i = blockIdx.x * kGradThreads + threadIdx.x;
+  if (i >= count) return;
+  const uint32_t row = vectors.divide(i), col = (i - row * vectors.divisor) * N;
+  // All loads, before one is waited for.
+  const Packed<T, N> v = load_packed<N>(p.logits.at(row) + col);
+  const int64_t label = p.labels.of(row);
+  const RowGradient<T> gradient(p, row);
+  store<N>(p.grad.at(row) + col, gradient.of(v, label - col, p.labels.ignored(label)));
+}
+
+// How any other rows are dealt to threads.
+struct GradPlan {
+  int group_shift;  // log2 of the threads to a piece of a row
+  Divider<uint32_t> pieces;
+};
+
+constexpr int kGradVectors = 2;  // a thread's, on their way together
 
 template <class T>
 __global__ void __launch_bounds__(kGradThreads)
-    cross_entropy_gradient(const CrossEntropyBackward<T> p) {
-  using A = compute_t<T>;
+    cross_entropy_gradient(const CrossEntropyBackward<T> p, const GradPlan plan) {
   constexpr int N = kVec<T>;
-  const int group = 1 << p.group_shift, index = int(threadIdx.x) & (group - 1);
+  const int group = 1 << plan.group_shift, index = int(threadIdx.x) & (group - 1);
   // Either several rows to a block or several blocks to a row.
   int64_t row =
-      int64_t(blockIdx.x) * (kGradThreads >> p.group_shift) + (threadIdx.x >> p.group_shift);
+      int64_t(blockIdx.x) * (kGradThreads >> plan.group_shift) + (threadIdx.x >> plan.group_shift);
   uint32_t piece = 0;
-  if (p.pieces.divisor > 1) {
-    row = p.pieces.divide(blockIdx.x);
-    piece = blockIdx.x - uint32_t(row) * p.pieces.divisor;
+  if (plan.pieces.divisor > 1) {
+    row = plan.pieces.divide(blockIdx.x);
+    piece = blockIdx.x - uint32_t(row) * plan.pieces.divisor;
   }
   if (row >= p.rows) return;
-  const int64_t label = p.labels.of(row);
-  const bool ignored = p.labels.ignored(label);
   const T* const in = p.logits.at(row);
   T* const out = p.grad.at(row);
   const Columns<N> columns(out, p.cols);
   const bool alike = misalignment(in) == misalignment(out);
   const bool has_end = piece == 0 && index < columns.ends;
   const int64_t end = columns.end(index);
-  const int64_t first = (int64_t(piece) * kGradVectors << p.group_shift) + index;
+  const int64_t first = (int64_t(piece) * kGradVectors << plan.group_shift) + index;
   Packed<T, N> v[kGradVectors];
-  T single;
-  if (!ignored) {  // all loads, before the row's numbers are waited for
+  Packed<T, 1> single;
 #pragma unroll
-    for (int k = 0; k < kGradVectors; ++k) {
-      const int64_t i = first + k * group;
-      if (i >= columns.vectors) continue;
-      const T* const from = in + columns.vector(i);
-      if (alike) {
-        v[k] = load_packed<N>(from);
-      } else {
-        Vec<T, N> elements;
+  for (int k = 0; k < kGradVectors; ++k) {
+    const int64_t i = first + k * group;
+    if (i >= columns.vectors) continue;
+    const T* const from = in + columns.vector(i);
+    if (alike) {
+      v[k] = load_packed<N>(from);
+    } else {
+      Vec<T, N> elements;
 #pragma unroll
-        for (int e = 0; e < N; ++e) elements.value[e] = from[e];
-        v[k] = elements;
-      }
+      for (int e = 0; e < N; ++e) elements.value[e] = from[e];
+      v[k] = elements;
     }
-    if (has_end) single = in[end];
   }
-  A grad = *p.grad_loss.at(row);
-  if (p.count != nullptr) grad /= A(*p.count);
-  const A top = p.peak[row], logs = p.log_sum[row];
-  const A spread = p.smoothing / A(p.cols);
-  const RowGradient<T> gradient{grad * fma(A(2) * p.z_loss, top + logs, A(1)), grad * spread,
-                                grad * (spread + (A(1) - p.smoothing)), top, logs};
+  if (has_end) single = load_packed<1>(in + end);
+  const int64_t label = p.labels.of(row);
+  const bool ignored = p.labels.ignored(label);
+  const RowGradient<T> gradient(p, row);
 #pragma unroll
   for (int k = 0; k < kGradVectors; ++k) {
     const int64_t i = first + k * group;
     if (i >= columns.vectors) continue;
     const int64_t col = columns.vector(i);
-    A g[N] = {};
-    if (!ignored) {
-      widen(v[k], g);
-      const int here = uint64_t(label - col) < uint64_t(N) ? int(label - col) : -1;
-#pragma unroll
-      for (int e = 0; e < N; ++e) g[e] = gradient.of(g[e], e == here);
-    }
-    store<N>(out + col, narrow<T>(g));
+    store<N>(out + col, gradient.of(v[k], label - col, ignored));
   }
-  if (has_end) {
-    A g = 0;
-    if (!ignored) g = gradient.of(widen(single), label == end);
-    out[end] = narrow<T>(g);
-  }
+  if (has_end) store<1>(out + end, gradient.of(single, label - end, ignored));
 }
 
+// Whole: all rows are made of aligned vectors.
 template <class T>
-void run_gradient(CrossEntropyBackward<T>& p, cudaStream_t stream) {
+void run_gradient(const CrossEntropyBackward<T>& p, bool whole, cudaStream_t stream) {
   constexpr int N = kVec<T>;
-  const int64_t vectors = ceil_div(p.cols, N), threads = ceil_div(vectors, kGradVectors);
-  // An end of a row has up to 2 (N - 1) elements, one to a thread.
-  p.group_shift = 0;
-  while ((1 << p.group_shift) < kGradThreads &&
-         ((1 << p.group_shift) < threads || (1 << p.group_shift) < 2 * N)) {
-    ++p.group_shift;
+  const int64_t vectors = ceil_div(p.cols, N), all = p.rows * vectors;
+  // The last block may index past the end, so stay below what a Divider takes.
+  if (whole && all < (int64_t(1) << 31) - kGradThreads) {
+    const dim3 blocks(unsigned(ceil_div(all, kGradThreads)));
+    return launch(cross_entropy_gradient_vectors<T>, {blocks, dim3(kGradThreads), stream}, p,
+                  Divider<uint32_t>(vectors), uint32_t(all));
   }
-  const int64_t group = 1 << p.group_shift, per_block = kGradThreads / group;
-  const int64_t pieces = ceil_div(threads, group);
-  p.pieces = Divider<uint32_t>(pieces);
-  const int64_t blocks = pieces > 1 ? p.rows * pieces : ceil_div(p.rows, per_block);
+  const int64_t threads = ceil_div(vectors, kGradVectors);
+  // An end of a row has up to 2 (N - 1) elements, one to a thread.
+  int shift = 0;
+  while ((1 << shift) < kGradThreads && ((1 << shift) < threads || (1 << shift) < 2 * N)) ++shift;
+  const int64_t pieces = ceil_div(threads, int64_t(1) << shift);
+  const int64_t blocks = pieces > 1 ? p.rows * pieces : ceil_div(p.rows, kGradThreads >> shift);
   if (blocks >= int64_t(1) << 31) throw std::runtime_error("cross_entropy: too many rows");
-  launch(cross_entropy_gradient<T>, {dim3(unsigned(blocks)), dim3(kGradThreads), stream}, p);
+  launch(cross_entropy_gradient<T>, {dim3(unsigned(blocks)), dim3(kGradThreads), stream}, p,
+         GradPlan{shift, Divider<uint32_t>(pieces)});
 }
 
 }  // namespace opforge
