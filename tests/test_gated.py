@@ -11,6 +11,7 @@ import torch
 from op_cases import each_device, each_dtype
 
 import opforge
+from opforge import sim
 from opforge.check.compare import ulp
 
 # Public function, derivative parts: act(x) = x * share(x), act'(x) = share(x) + x * share'(x).
@@ -99,6 +100,52 @@ def test_packed_is_separate_in_one_tensor(run, device):
         grad = torch.randn_like(packed)
         (found,) = torch.autograd.grad(packed, x, grad)
         assert torch.equal(found, torch.cat(torch.autograd.grad(separate, (gate, up), grad), -1))
+
+
+def packed_and_separate(run, x):
+    """The same bits, forward and backward, of halves of rows and of tensors of their own."""
+    halves = [t.detach().contiguous().requires_grad_() for t in x.chunk(2, -1)]
+    packed, separate = run(x), run(*halves)
+    assert torch.equal(packed, separate)
+    grad = torch.randn_like(packed)
+    (found,) = torch.autograd.grad(packed, x, grad)
+    assert torch.equal(found, torch.cat(torch.autograd.grad(separate, halves, grad), -1))
+
+
+@each_device
+@each_dtype
+@pytest.mark.parametrize("width", [17, 33, 65, 100, 1027])
+def test_halves_that_lie_askew(width, dtype, device):
+    """Each row of each operand begins at an alignment of its own; 100 does so where it is cut."""
+    x = torch.randn(9, 2 * width + 5, device=device).to(dtype)
+    packed_and_separate(opforge.swiglu, x[:, : 2 * width].contiguous().requires_grad_())
+    for cut in (x[:, 3:-2], x[::2, 1:-4], x[:1, 5:]):
+        packed_and_separate(opforge.swiglu, cut.detach().requires_grad_())
+
+
+@each_device
+def test_dense_operands_that_begin_askew(device):
+    gate, up = (torch.randn(1003, device=device).bfloat16() for _ in range(2))
+    assert torch.equal(opforge.geglu(gate[1:], up[1:].clone()), opforge.geglu(gate, up)[1:])
+
+
+@pytest.mark.sim
+@each_dtype
+def test_askew_rows_are_made_by_vectors(dtype):
+    """In whatever order threads run, and one of them to a vector."""
+    x = torch.randn(7, 2 * 1027).to(dtype).requires_grad_()
+    right = opforge.swiglu(x.detach().double()).to(dtype)
+    for seed in (None, 5):
+        with sim.active("race", seed=seed):
+            y = opforge.swiglu(x)
+            y.backward(torch.ones_like(y))
+        torch.testing.assert_close(y, right, rtol=1.6e-2 if dtype.itemsize == 2 else 1e-5, atol=0)
+    with sim.active("race", traffic=True) as calls:
+        opforge.swiglu(x.detach())
+    (launch,) = [one for call in calls for one in call.launches]
+    assert "askew" in launch.kernel
+    vectors = 7 * math.ceil(1027 * dtype.itemsize / 16 + 1)
+    assert launch.blocks * launch.threads <= vectors + 256
 
 
 def test_what_is_refused():

@@ -3,8 +3,8 @@
 //
 // Forward reads two tensors and writes one, backward reads three and writes two: the floor of both
 // is a copy of those bytes. One thread makes one 16-byte vector of each output, as in
-// elementwise.cuh; operands of which one lies askew (the halves of a packed row of odd length) go
-// element by element.
+// elementwise.cuh. Of rows of which one operand lies askew (the halves of a packed row of odd
+// length) it makes a vector of one output; what has no rows goes element by element.
 //
 // An activation has
 //   A value(A x), and
@@ -12,11 +12,13 @@
 //   it gives as well.
 #pragma once
 
+#include <opforge/askew.h>
 #include <opforge/index.h>
 #include <opforge/launch.h>
 #include <opforge/vec.h>
 
 #include <array>
+#include <type_traits>
 
 namespace opforge {
 
@@ -50,6 +52,7 @@ struct GatedParams {
 
 template <class Act>
 struct GatedForward {
+  static constexpr int kNeeds[] = {2};  // so many of the first inputs, by output
   Act act;
 
   template <class A>
@@ -60,6 +63,7 @@ struct GatedForward {
 
 template <class Act>
 struct GatedBackward {
+  static constexpr int kNeeds[] = {3, 2};
   Act act;
 
   template <class A>
@@ -114,6 +118,82 @@ __global__ void __launch_bounds__(1024, Rank > 0 && sizeof(Index) == 4 && sizeof
   }
 }
 
+// The elements of one output that share one of its 16-byte vectors: those of its row, which is
+// all of them but at the ends. The inputs begin anywhere.
+template <int K, class T, int Outputs, int Inputs, class Index, class F>
+__device__ __forceinline__ void make_askew(const GatedParams<T, Outputs, Inputs, Index>& p,
+                                           const F& f, Index row, Index vector) {
+  using A = compute_t<T>;
+  using Col = std::make_signed_t<Index>;
+  constexpr int N = kVec<T>, kNeeds = F::kNeeds[K];
+  T* const out = p.out[K] + row * p.walk.stride[K][1];
+  const Col cols = Col(p.walk.size[0].divisor), col = Col(vector * N) - misalignment(out);
+  const auto exists = [&](int e) { return Index(col + e) < Index(cols); };
+  const bool whole = exists(0) && exists(N - 1);
+  const T* in[kNeeds];
+  bool fits = whole;
+#pragma unroll
+  for (int k = 0; k < kNeeds; ++k) {
+    in[k] = p.in[k] + row * p.walk.stride[Outputs + k][1] + col;
+    fits &= Askew<T, N>::fits(in[k], col, cols);
+  }
+  Packed<T, N> from[kNeeds];
+  if (fits) {
+    Askew<T, N> loaded[kNeeds];
+#pragma unroll
+    for (int k = 0; k < kNeeds; ++k) loaded[k] = Askew<T, N>(in[k]);
+#pragma unroll
+    for (int k = 0; k < kNeeds; ++k) from[k] = loaded[k].together();
+  } else {
+#pragma unroll
+    for (int k = 0; k < kNeeds; ++k) {
+      Vec<T, N> elements = {};
+#pragma unroll
+      for (int e = 0; e < N; ++e) {
+        if (exists(e)) elements.value[e] = in[k][e];
+      }
+      from[k] = elements;
+    }
+  }
+  A x[kNeeds][N], y[N];
+#pragma unroll
+  for (int k = 0; k < kNeeds; ++k) widen(from[k], x[k]);
+#pragma unroll
+  for (int e = 0; e < N; ++e) {
+    A values[Inputs] = {}, results[Outputs];
+#pragma unroll
+    for (int k = 0; k < kNeeds; ++k) values[k] = x[k][e];
+    f(values, results);
+    y[e] = results[K];
+  }
+  if (whole) return store<N>(out + col, narrow<T>(y));
+#pragma unroll
+  for (int e = 0; e < N; ++e) {
+    if (exists(e)) out[col + e] = narrow<T>(y[e]);
+  }
+}
+
+// Two outputs lie askew to each other, too. Each has half of a block's threads: what both halves
+// read comes from memory once. Were a thread to make both, it would store one of them in pieces.
+constexpr int kAskewThreads = 256;
+
+// `vectors`: that a row of an output may have a share in. As many threads to a multiprocessor as
+// have the registers for all loads to be under way before one is waited for.
+template <class T, int Outputs, int Inputs, class Index, class F>
+__global__ void __launch_bounds__(kAskewThreads, Outputs == 1 && sizeof(T) < 8 ? 8 : 6)
+    gated_askew(const GatedParams<T, Outputs, Inputs, Index> p, const Divider<Index> vectors,
+                const F f) {
+  constexpr unsigned kEach = kAskewThreads / Outputs;
+  const Index i = Index(blockIdx.x) * kEach + threadIdx.x % kEach;
+  const Index row = vectors.divide(i), vector = i - row * vectors.divisor;
+  if (row >= p.walk.size[1].divisor) return;
+  if (Outputs == 1 || threadIdx.x < kEach) {
+    make_askew<0>(p, f, row, vector);
+  } else {
+    make_askew<Outputs - 1>(p, f, row, vector);
+  }
+}
+
 // Neighbouring threads take neighbouring elements, each several so that enough loads are in flight.
 constexpr int kGatedElements = 4;
 
@@ -159,6 +239,14 @@ bool gated_by_vectors(const Layout<N>& layout, const std::array<const T*, N>& da
   return vectors;
 }
 
+// Whether all operands are rows, of neighbours, that are mostly whole vectors.
+template <class T, int N>
+bool gated_by_rows(const Layout<N>& layout) {
+  bool rows = tuning.vec != 1 && layout.rank <= 2 && layout.size[0] >= 4 * kVec<T>;
+  for (int k = 0; k < N; ++k) rows = rows && layout.stride[k][0] == 1;
+  return rows;
+}
+
 template <class Index, class T, int Outputs, int Inputs, class F>
 void gated_indexed(const Layout<Outputs + Inputs>& layout, const std::array<T*, Outputs>& out,
                    const std::array<const T*, Inputs>& in, const F& f, cudaStream_t stream) {
@@ -169,6 +257,14 @@ void gated_indexed(const Layout<Outputs + Inputs>& layout, const std::array<T*, 
   p.count = Index(layout.count());
   p.walk = Walk<Index, Outputs + Inputs>(layout);
   const bool vectors = gated_by_vectors<T, Outputs + Inputs>(layout, all);
+  if (!vectors && gated_by_rows<T>(layout)) {
+    const int64_t rows = layout.rank == 2 ? layout.size[1] : 1;
+    const int64_t each = ceil_div(layout.size[0] + kVec<T> - 1, kVec<T>);
+    const int64_t blocks = ceil_div(rows * each, kAskewThreads / Outputs);
+    return launch(gated_askew<T, Outputs, Inputs, Index, F>,
+                  {dim3(unsigned(blocks)), dim3(kAskewThreads), stream}, p, Divider<Index>(each),
+                  f);
+  }
   const int asked = tuning.block, block = asked ? asked : 256;
   const int64_t per_block = int64_t(block) * (vectors ? kVec<T> : kGatedElements);
   launch(!vectors           ? gated_elements<T, Outputs, Inputs, Index, F>

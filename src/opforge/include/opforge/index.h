@@ -40,7 +40,7 @@ template <class Index, int N>
 struct Walk {
   int rank = 0;
   Divider<Index> size[kMaxRank];
-  int64_t stride[N][kMaxRank];
+  int64_t stride[N][kMaxRank] = {};
 
   Walk() = default;
   explicit Walk(const Layout<N>& layout) : rank(layout.rank) {
