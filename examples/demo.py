@@ -20,6 +20,7 @@ from opforge.build import arch, compile, toolchain
 from opforge.build.plan import plan
 from opforge.check import runner as check
 from opforge.check import show as scores
+from opforge.check.options import Options
 from opforge.check.results import Report
 from opforge.errors import ToolchainError
 from opforge.op import Op
@@ -49,7 +50,7 @@ def build(ops: list[Op]) -> bool:
 def prove(ops: list[Op], device: str) -> Report:
     """The record's cases, forward and backward: two of the fifty rows of `opforge check`."""
     console.rule("2. check: against float64 truth, PyTorch's own error beside it")
-    options = check.Options((device,), only=("own-cases", "gradients"))
+    options = Options((device,), only=("own-cases", "gradients"))
     report = check.check(ops, options)
     scores.on_console(report, console)
     return report

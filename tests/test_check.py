@@ -20,6 +20,7 @@ from op_cases import nightly_but
 
 from opforge import discover, testing
 from opforge.check import results, row, runner, worker
+from opforge.check.options import Options
 from opforge.check.place import Place
 from opforge.errors import OpforgeError
 
@@ -223,7 +224,7 @@ def test_a_row_that_tried_nothing_has_not_passed(tmp_path):
 
 
 def test_opcheck_is_run_though_it_goes_past_the_ops_own_call():
-    report = runner.check([discover.find("relu")], runner.Options(("cpu",), only=("opcheck",)))
+    report = runner.check([discover.find("relu")], Options(("cpu",), only=("opcheck",)))
     (found,) = report.ops[0].results
     assert (found.outcome, "calls of opcheck" in found.text) == (results.PASSED, True)
 
@@ -289,7 +290,7 @@ OPFORGE_IMPL(crashes, crash)
 
 def test_a_crash_and_a_hang_are_their_rows_failures_and_the_rest_goes_on(tmp_path):
     op = discover.load_folder(write(tmp_path, "crashes", cpp=CRASH)).op
-    options = runner.Options(("cpu",), only=("empty", "odd-sizes", "aliasing"), seconds=8)
+    options = Options(("cpu",), only=("empty", "odd-sizes", "aliasing"), seconds=8)
     (report,) = runner.check([op], options, quiet=True).ops
     found = {r.row: r for r in report.results}
     assert found["empty"].outcome == results.FAILED

@@ -209,6 +209,12 @@ def check(
     html_file: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="write a page for a browser there")
     ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="run N rows at a time; what must be alone comes after them"
+        ),
+    ] = 1,
     rows: Annotated[bool, typer.Option("--rows", help="list the rows and why they are")] = False,
 ) -> None:
     """Prove an op: fifty named rows, each run on CPU kernels, in the simulator, on a GPU.
@@ -217,6 +223,7 @@ def check(
     """
     from opforge.check import row as scoreboard
     from opforge.check import runner, show
+    from opforge.check.options import Options
 
     if rows:
         table = Table("", "row", "where", "why", box=None)
@@ -226,7 +233,7 @@ def check(
         out.print(table, highlight=False)
         return
     places = tuple(p.strip() for p in on.split(",")) if on else ()
-    options = runner.Options(places, full, sanitize, seed, tuple(only or ()))
+    options = Options(places, full, sanitize, seed, tuple(only or ()), jobs=jobs)
     report = runner.check(list(dict.fromkeys(_records(ops))), options)
     show.on_console(report, out)
     show.write(report, json_file, html_file)

@@ -19,21 +19,23 @@ def opforge_checks() -> Iterator[Callable[..., None]]:
     # Here and not above: the plugin is loaded in every pytest of whoever has opforge installed.
     from opforge import discover
     from opforge.check import results, runner
+    from opforge.check.options import Options
+    from opforge.check.process import Impossible, Worker
     from opforge.errors import BuildError
 
-    workers: dict[tuple[int, Any], runner.Worker] = {}
+    workers: dict[tuple[int, Any], Worker] = {}
 
-    def run(op: Any, options: runner.Options, row: str, place: str) -> None:
+    def run(op: Any, options: Options, row: str, place: str) -> None:
         record = discover.record_of(op)
         key = id(record), options
         try:
             if key not in workers:
                 while workers:  # tests of an op come together, and a process takes half a GB
                     workers.popitem()[1].close()
-                runner.build(record, options)
-                workers[key] = runner.Worker(record, options)
-            result = workers[key].run(row, place)
-        except (runner.Impossible, BuildError) as error:
+                runner.build([record], options)
+                workers[key] = Worker(options)
+            result = workers[key].run(record, row, place)
+        except (Impossible, BuildError) as error:
             pytest.fail(f"{record.name} could not be checked: {error}", pytrace=False)
         if result.outcome == results.FAILED:
             pytest.fail(f"{result.text}\n\nto see it again:\n{result.script}", pytrace=False)

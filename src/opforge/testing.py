@@ -18,6 +18,7 @@ from typing import Any
 from opforge import discover
 from opforge.check import row as rows
 from opforge.check import runner
+from opforge.check.options import Options
 from opforge.check.place import default_places
 from opforge.check.results import Report
 from opforge.op import Op
@@ -43,6 +44,7 @@ def check(
     sanitize: bool = False,
     seed: int = 0,
     only: Sequence[str] = (),
+    jobs: int = 1,
 ) -> Report:
     """Check an op; raises :class:`CheckFailed` if a row fails or the op cannot be checked.
 
@@ -54,8 +56,9 @@ def check(
         sanitize: also compute-sanitizer's tools (on a GPU).
         seed: other random values.
         only: names or numbers of rows; all by default.
+        jobs: rows that run at a time, each in a process of its own.
     """
-    options = runner.Options(tuple(on), full, sanitize, seed, tuple(map(str, only)))
+    options = Options(tuple(on), full, sanitize, seed, tuple(map(str, only)), jobs=jobs)
     report = runner.check([discover.record_of(op)], options, quiet=True)
     (one,) = report.ops
     texts = [one.impossible] if one.impossible else []
@@ -79,7 +82,7 @@ def matrix(
         for row in rows.all_rows()
         if rows.applies_at(row, place)
     ]
-    options = runner.Options(tuple(on), full, False, seed)
+    options = Options(tuple(on), full, False, seed)
 
     def test(row: str, place: str, opforge_checks: Any) -> None:
         opforge_checks(op, options, row, place)

@@ -9,6 +9,7 @@ from typing import Any
 from opforge.check.row import all_rows
 
 PASSED, FAILED, NOT_RUN, NOT_APPLICABLE = "passed", "failed", "not run", "n/a"
+NO_MEMORY = "not enough GPU memory"  # how the text of such a row begins
 
 
 _BASIC = ("own-cases", "gradients")  # nothing but plain calls

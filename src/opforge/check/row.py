@@ -45,6 +45,7 @@ class Row:
     letters: str
     reason: str
     run: Callable[[Trial], None]
+    alone: bool = False  # it measures time, or takes memory that others would lack
 
     @property
     def label(self) -> str:
@@ -143,12 +144,17 @@ _rows: list[Row] = []
 
 
 def row(
-    number: int, name: str, letters: str, reason: str, star: bool = False
+    number: int,
+    name: str,
+    letters: str,
+    reason: str,
+    star: bool = False,
+    alone: bool = False,
 ) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
     """Make a function a row of the scoreboard."""
 
     def keep(function: Callable[[Trial], None]) -> Callable[[Trial], None]:
-        _rows.append(Row(number, name, star, letters.replace(" ", ""), reason, function))
+        _rows.append(Row(number, name, star, letters.replace(" ", ""), reason, function, alone))
         return function
 
     return keep

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that runs rows: a kernel that crashes takes this one down, not the check.
 
-Started by runner.py. Rows come in on its standard input and results go out on a pipe of its own,
+Started by process.py. Rows come in on its standard input and results go out on a pipe of its own,
 because kernels may print, a line of JSON each.
 """
 
@@ -27,7 +27,7 @@ from opforge import discover
 from opforge.arguments import check_kinds
 from opforge.check import compare, situation
 from opforge.check.place import Place
-from opforge.check.results import FAILED, NOT_APPLICABLE, NOT_RUN, PASSED, Result
+from opforge.check.results import FAILED, NO_MEMORY, NOT_APPLICABLE, NOT_RUN, PASSED, Result
 from opforge.check.row import NotApplicable, NotRun, Row, Trial, find
 from opforge.errors import OpforgeError, RecordError, SimulationError
 from opforge.op import Op, as_tuple
@@ -139,7 +139,7 @@ def run(row: Row, trial: Trial) -> Result:
         result.outcome, result.text = NOT_RUN, str(reason)
     except torch.OutOfMemoryError as error:
         result.outcome = NOT_RUN
-        result.text = f"not enough GPU memory: {str(error).splitlines()[0]}"
+        result.text = f"{NO_MEMORY}: {str(error).splitlines()[0]}"
     except (AssertionError, SimulationError) as fault:
         result.outcome, result.text = FAILED, str(fault)
     except Exception as error:

@@ -69,6 +69,7 @@ def other_device(t: Trial) -> None:
     "s g",
     "Work goes on the current stream and waits for nothing else; elsewhere it is a race.",
     star=True,
+    alone=True,  # who waits for what is told by the time it takes
 )
 def side_stream(t: Trial) -> None:
     """While the default stream is busy, a side stream gets its results, right and at once."""
@@ -172,6 +173,7 @@ def first_call_in_capture(t: Trial) -> None:
     "out-of-memory",
     "g",
     "Out of memory inside the op is torch's OutOfMemoryError, and the next call works.",
+    alone=True,  # memory that is missing must be missing for the row's own reason
 )
 def out_of_memory(t: Trial) -> None:
     """The allocator is given no room beyond the inputs."""

@@ -95,6 +95,7 @@ def odd_sizes(t: Trial) -> None:
     "g",
     "Past 2^31 elements a 32-bit index wraps around, silently.",
     star=True,
+    alone=True,  # the truth of 2^31 elements takes most of a GPU's memory
 )
 def huge(t: Trial) -> None:
     """2^31 - 1, 2^31 and 2^31 + 1 elements: in one dim, and in rows of 2 and of 3."""
@@ -152,6 +153,7 @@ def _one_huge(t: Trial, s: Situation, gradient: bool) -> None:
     "far-apart",
     "c s g",
     "A few elements with strides beyond 2^31: offsets wrap around although sizes are small.",
+    alone=True,  # what lies in between takes gigabytes
 )
 def far_apart(t: Trial) -> None:
     """Two rows, 2^31 elements apart (memory in between is not touched)."""

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shares rows among processes, each followed by a thread: a lane."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from opforge.check.options import Options
+from opforge.check.process import Impossible, Worker
+from opforge.check.results import OpReport, Result
+from opforge.op import Op
+
+
+@dataclass(frozen=True)
+class Task:
+    """A row of an op at a place, and the report that its result is for."""
+
+    op: Op
+    report: OpReport
+    row: str
+    place: str
+
+
+class _Waiting:
+    """Tasks that no lane has taken yet."""
+
+    def __init__(self, tasks: list[Task]) -> None:
+        self._lock = threading.Lock()
+        self._lanes: Counter[Op] = Counter()
+        self._left: dict[Op, deque[Task]] = {task.op: deque() for task in tasks}
+        for task in tasks:
+            self._left[task.op].append(task)
+
+    def take(self, op: Op | None) -> Task | None:
+        """The next task for a lane whose process has ``op`` loaded, or None if none is left.
+
+        Another op takes a new process: that is the one with the most tasks for each of its lanes.
+        """
+        with self._lock:
+            if op is None or not self._left[op]:
+                if op is not None:
+                    self._lanes[op] -= 1
+                found = [other for other, tasks in self._left.items() if tasks]
+                if not found:
+                    return None
+                op = max(found, key=lambda o: len(self._left[o]) / (self._lanes[o] + 1))
+                self._lanes[op] += 1
+            return self._left[op].popleft()
+
+    def clear(self) -> None:
+        """Leave what nobody has begun with."""
+        with self._lock:
+            for tasks in self._left.values():
+                tasks.clear()
+
+
+Keep = Callable[[Task, Result], None]
+_Done = queue.SimpleQueue[tuple[Task, Result] | Exception | None]
+
+
+def run(groups: list[tuple[list[Task], int]], options: Options, keep: Keep) -> None:
+    """Run groups of tasks side by side, each in so many lanes; ``keep`` gets what comes of them.
+
+    An op that turns out to be impossible to check is left where it is, and its report says so.
+    """
+    done: _Done = queue.SimpleQueue()
+    waiting = [_Waiting(tasks) for tasks, _ in groups]
+    workers, threads = [], []
+    for (tasks, lanes), left in zip(groups, waiting, strict=True):
+        for _ in range(min(lanes, len(tasks))):
+            workers.append(Worker(options))
+            threads.append(threading.Thread(target=_follow, args=(workers[-1], left, done)))
+    try:
+        for thread in threads:
+            thread.start()
+        running = len(threads)
+        while running:
+            message = done.get()
+            if message is None:
+                running -= 1
+            elif isinstance(message, Exception):
+                raise message
+            else:
+                keep(*message)
+    except BaseException:  # Ctrl-C, say: no row is worth waiting for
+        for left in waiting:
+            left.clear()
+        for worker in workers:
+            worker.kill()
+        raise
+    finally:
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+
+
+def _follow(worker: Worker, waiting: _Waiting, done: _Done) -> None:
+    op = None
+    try:
+        while (task := waiting.take(op)) is not None:
+            op = task.op
+            if task.report.impossible:
+                continue
+            try:
+                result = worker.run(op, task.row, task.place)
+            except Impossible as error:
+                task.report.impossible = str(error)
+                continue
+            if worker.kernel:
+                task.report.kernels[task.place] = worker.kernel
+            done.put((task, result))
+    except Exception as error:
+        done.put(error)
+    finally:
+        worker.close()
+        done.put(None)
