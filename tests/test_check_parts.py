@@ -97,6 +97,17 @@ def test_layouts_keep_the_values(change):
         assert bare != (x.stride(), 0, False)
 
 
+def test_what_the_op_lets_us_is_cut_short_while_one_size_is_long():
+    trial = Trial(discover.find("stencil2d"), Place("cpu"))
+    base = own(trial.op, trial.place, torch.float32, 0)[1]
+    assert [tuple(x.shape) for x in base.tensors.values()] == [(2, 35, 48), (9,)]
+    for chosen, shape in ((2, (500, 3, 3)), (35, (2, 500, 3))):
+        s = trial.resized(base, chosen, 500, 3)
+        assert s is not None
+        assert [tuple(x.shape) for x in s.tensors.values()] == [shape, (9,)]
+    assert trial.resized(base, 9, 500, 3) is None  # a stencil has 5 or 9 weights
+
+
 def test_a_resized_case_keeps_what_belongs_together():
     s = own(discover.find("scale_bias_relu"), Place("cpu"), torch.float32, 0)[5]
     assert s.sizes() == [64, 33]

@@ -116,14 +116,24 @@ class Trial:
     def resized(self, base: Situation, chosen: int, size: int, rest: int) -> Situation | None:
         """``base`` with one of its sizes replaced, and the others cut short where the op lets us.
 
-        None where the op takes neither; labels, say, need as many classes as there were.
+        All of them, else those that can be: labels, say, need as many classes as there were. None
+        where the op does not take the size however the others are.
         """
-        for shortened in ({n: min(n, rest) for n in base.sizes()}, {}):
+        shorter = {n: rest for n in base.sizes() if n > rest and n != chosen}
+        for others in (lambda: shorter, lambda: self._cut(base, shorter), dict):
             with contextlib.suppress(TooLarge):
-                s = base.resize({**shortened, chosen: size})
+                s = base.resize({**others(), chosen: size})
                 if s.makes_sense():
                     return self.trying(s)
         return None
+
+    def _cut(self, base: Situation, shorter: dict[int, int]) -> dict[int, int]:
+        """As many of the sizes to be cut short as the op takes together."""
+        cut: dict[int, int] = {}
+        for n in sorted(shorter, reverse=True):
+            if base.resize({**cut, n: shorter[n]}).makes_sense():
+                cut[n] = shorter[n]
+        return cut
 
     def demand(self, s: Situation) -> None:
         """Outputs and gradients near the truth, if the op takes these values."""
