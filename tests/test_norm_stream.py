@@ -79,6 +79,20 @@ def test_a_row_of_one_value_has_no_deviation(cols):
     assert torch.equal(y, bias.expand(shape))
 
 
+def test_the_variance_beside_an_outlier_that_comes_first():
+    """It takes the cluster a turn more, of which the other row of a tile must not notice."""
+    case = arguments("layer_norm", (27, 16_384), torch.float16)
+    with small_gpu(4):
+        alone = torch.ops.opforge.layer_norm(*case)  # with what it saves
+    case[0][1::4, 0] = 6e4
+    with small_gpu(4, traffic=True) as calls:
+        found = torch.ops.opforge.layer_norm(*case)
+    assert kernels(calls) == {"norm_stream"}
+    deviation = (case[0].double().var(-1, correction=0) + 1e-5).sqrt()
+    torch.testing.assert_close(found[3], (1 / deviation).float(), rtol=1e-5, atol=0)
+    assert all(torch.equal(found[i][::2], alone[i][::2]) for i in (0, 2, 3))
+
+
 def test_the_mean_of_a_cluster_is_around_one_element():
     """The two halves of a row begin with other values."""
     x = drawn(9, 16_384, dtype=torch.float32)

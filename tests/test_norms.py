@@ -246,6 +246,22 @@ def test_the_variance_of_numbers_far_from_zero(device):
 
 
 @each_device
+@pytest.mark.parametrize("cols", [24, 520, 4100])
+def test_the_variance_beside_an_outlier_that_comes_first(device, cols):
+    """It is what rows of 16 bits are added up around; other rows must not notice."""
+    (x,) = drawn(device, (9, cols), dtype=torch.float16)
+    given = x.detach(), *[None] * 4, 1e-5, 0, 0, 0.0, True
+    alone = torch.ops.opforge.layer_norm(*given)  # with what it saves
+    given[0][::2, 0] = 6e4
+    found = torch.ops.opforge.layer_norm(*given)
+    exact = given[0].double()
+    deviation = (exact.var(-1, correction=0) + 1e-5).sqrt()
+    assert ((found[2] - exact.mean(-1)).abs() < 1e-5 * deviation).all()
+    torch.testing.assert_close(found[3], (1 / deviation).float(), rtol=1e-5, atol=0)
+    assert all(torch.equal(found[i][1::2], alone[i][1::2]) for i in (0, 2, 3))
+
+
+@each_device
 def test_a_row_of_one_value_has_no_deviation(device):
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for cols in (40, 43, 1285):
