@@ -82,6 +82,7 @@ def test_a_row_of_one_value_has_no_deviation(cols):
 def test_the_variance_beside_an_outlier_that_comes_first():
     """It takes the cluster a turn more, of which the other row of a tile must not notice."""
     case = arguments("layer_norm", (27, 16_384), torch.float16)
+    record("layer_norm")
     with small_gpu(4):
         alone = torch.ops.opforge.layer_norm(*case)  # with what it saves
     case[0][1::4, 0] = 6e4

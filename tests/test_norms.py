@@ -251,6 +251,7 @@ def test_the_variance_beside_an_outlier_that_comes_first(device, cols):
     """It is what rows of 16 bits are added up around; other rows must not notice."""
     (x,) = drawn(device, (9, cols), dtype=torch.float16)
     given = x.detach(), *[None] * 4, 1e-5, 0, 0, 0.0, True
+    record("layer_norm")
     alone = torch.ops.opforge.layer_norm(*given)  # with what it saves
     given[0][::2, 0] = 6e4
     found = torch.ops.opforge.layer_norm(*given)
