@@ -250,9 +250,13 @@ void run_cross_entropy(int64_t rows, int64_t cols, bool ragged, const CrossEntro
          rows * plan.cluster < 2 * multiprocessors()) {
     plan.cluster *= 2;
   }
-  for (int threads = 256; threads >= 64 && rows * threads >= 1024 * multiprocessors();
-       threads /= 2) {
+  const int64_t device = 1024 * multiprocessors();  // threads
+  for (int threads = 256; threads >= 64 && rows * threads >= device; threads /= 2) {
     if (plan.group > threads) plan.group = plan.block = threads;
+  }
+  // Within a warp, where the end of a row costs as much as several vectors.
+  for (int threads = kWarp; threads >= 2 * kVec<T> && rows * threads >= 2 * device; threads /= 2) {
+    if (plan.group > threads) plan.group = threads, plan.block = kRowBlock;
   }
   if (plan.cluster > 1 && !can_cluster(cross_entropy_rows<T>)) plan.cluster = 1;
   launch(cross_entropy_rows<T>,
