@@ -122,3 +122,8 @@ def test_gradients_of_rows_too_long_for_a_cluster(name, shape):
         y, *_ = record(name)(*leaves)
         y.sum().backward()
     assert kernels(calls) >= {"norm_backward_dots", "norm_backward_piece", "norm_backward_column"}
+
+
+def test_gradients_of_a_row_of_more_pieces_than_a_block_has_threads():
+    leaves = cases.as_leaves(arguments("rms_norm", (1, 530_001)))
+    cases.check_backward(record("rms_norm"), leaves, around=sim.active)

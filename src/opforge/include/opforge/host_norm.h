@@ -300,7 +300,7 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
           !(can_cluster(kernel) && plan_backward(rows, cols, kRows, true, contiguous, p))) {
         make_sums();
         p.plan = {rows, cols, kRowThreads, 1, kRowThreads, false};
-        const int pieces = int(ceil_div(cols, int64_t(kLongPiece)));
+        const int pieces = long_pieces(cols);
         OPFORGE_CHECK(rows * pieces < int64_t(1) << 31, name, "_backward: x has too many rows");
         const int64_t shape[3] = {rows, pieces, 2};
         const Tensor of_pieces = empty(shape, wide, like);

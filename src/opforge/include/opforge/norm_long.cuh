@@ -56,7 +56,11 @@ struct LongRow {
   }
 };
 
-constexpr int kLongPiece = 8 * kRowThreads;  // columns
+// Pieces of a row: two columns to a thread, so that a thread waits for little one after the other,
+// unless there would be more pieces than threads to add them up.
+inline int long_pieces(int64_t cols) {
+  return int(std::min<int64_t>(ceil_div(cols, int64_t(2 * kRowThreads)), kRowThreads));
+}
 
 // Which piece of which row is this block's.
 struct LongPiece {
@@ -64,8 +68,9 @@ struct LongPiece {
 
   __device__ __forceinline__ LongPiece(int64_t cols, int pieces) {
     row = blockIdx.x / unsigned(pieces);
-    first = int64_t(blockIdx.x - unsigned(row) * unsigned(pieces)) * kLongPiece;
-    last = min(first + kLongPiece, cols);
+    const int64_t width = ceil_div(cols, int64_t(pieces));
+    first = (blockIdx.x - unsigned(row) * unsigned(pieces)) * width;
+    last = min(first + width, cols);
   }
 };
 
@@ -95,7 +100,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const LongRow<T> at{p, piece.row};
   const A mean = Centered ? p.mean[at.row] : A(0), rstd = p.rstd[at.row];
   Dots<A, true> total;
-  for (int i = threadIdx.x; i < pieces; i += blockDim.x) total += dots[piece.row * pieces + i];
+  if (int(threadIdx.x) < pieces) total = dots[piece.row * pieces + threadIdx.x];
   total = row_total(p.plan, total);
   for (int64_t col = piece.first + threadIdx.x; col < piece.last; col += blockDim.x) {
     const int64_t flat = at.row * p.plan.cols + col;
