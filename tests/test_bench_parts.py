@@ -361,6 +361,17 @@ def test_what_is_not_differentiated_has_no_backward_to_pay_for(tmp_path):
     assert op.backward_cost(torch.ones(3)).bytes == 0
 
 
+def test_gradients_that_lie_side_by_side_are_two(tmp_path):
+    op = record(
+        tmp_path,
+        "bench_pair",
+        "sized=lambda make, *s: (make(*s), make(*s)), "
+        "backward=lambda grad_y, a, b: tuple(torch.stack((grad_y * b, grad_y * a)).unbind()),",
+        "Tensor a, Tensor b) -> Tensor y",
+    )
+    assert op.backward_cost(torch.ones(10), torch.ones(10)).written == 2 * 10 * F32
+
+
 # --- the truth about others -----------------------------------------------------------------------
 
 

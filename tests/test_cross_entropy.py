@@ -86,14 +86,24 @@ def test_a_vocabulary_of_odd_size(device):
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("shape", [(5, 16_389), (9, 4099), (17, 2500)], ids=str)
-def test_many_rows_take_small_blocks(shape):
+@pytest.mark.parametrize(
+    ("shape", "blocks", "threads"),
+    [
+        ((5, 16_389), 5, 256),
+        ((9, 4099), 9, 128),
+        ((17, 2500), 17, 64),
+        ((64, 8200), 64, 64),
+        ((70, 2048), 18, 128),  # a warp to a row
+        ((130, 515), 17, 128),  # half of one
+    ],
+)
+def test_many_rows_take_few_threads_each(shape, blocks, threads):
     """On a GPU of one multiprocessor these are many."""
     logits, target = drawn("cpu", *shape, dtype=torch.bfloat16)
     with sim.active("race", device=sim.Device(multiprocessors=1), traffic=True) as calls:
         got = opforge.cross_entropy(logits, target, label_smoothing=0.1, reduction="none")
     (launch,) = [one for call in calls for one in call.launches if "rows" in one.kernel]
-    assert (launch.blocks, launch.threads) == (shape[0], {5: 256, 9: 128, 17: 64}[shape[0]])
+    assert (launch.blocks, launch.threads) == (blocks, threads)
     right = truth(logits, target, label_smoothing=0.1, reduction="none")
     torch.testing.assert_close(got.double(), right, atol=2e-6, rtol=2e-6)
 

@@ -94,6 +94,15 @@ def test_the_variance_beside_an_outlier_that_comes_first():
     assert all(torch.equal(found[i][::2], alone[i][::2]) for i in (0, 2, 3))
 
 
+def test_squares_around_an_outlier_that_overflow():
+    x = drawn(17, 16_384)
+    x[1::3, 0] = 1e18
+    with small_gpu(4, traffic=True) as calls:
+        y = opforge.layer_norm(x)
+    assert kernels(calls) == {"norm_stream"}
+    torch.testing.assert_close(y, functional.layer_norm(x.double(), x.shape[-1:]).to(SHORT))
+
+
 def test_the_mean_of_a_cluster_is_around_one_element():
     """The two halves of a row begin with other values."""
     x = drawn(9, 16_384, dtype=torch.float32)

@@ -246,6 +246,28 @@ def test_the_variance_of_numbers_far_from_zero(device):
 
 
 @each_device
+def test_an_outlier_that_comes_first_and_is_dropped(device):
+    """A row is added up around its first element, as it is behind the dropout."""
+    for dtype in (torch.float32, torch.bfloat16):
+        (x,) = drawn(device, (64, 1000), dtype=dtype)
+        x = x.detach()
+        x[:, 0] = 1e6
+        nothing = torch.zeros_like(x)
+        y, h = opforge.layer_norm(x, residual=nothing, dropout="before", p=0.5)
+        assert 10 < (h[:, 0] == 0).sum() < 54
+        torch.testing.assert_close(y, theirs("layer_norm", h.double()).to(dtype))
+
+
+@each_device
+def test_squares_around_an_outlier_that_overflow(device):
+    """Those around the mean do not."""
+    (x,) = drawn(device, (4, 1000), dtype=torch.bfloat16)
+    x = x.detach()
+    x[:, 0] = 1e18
+    torch.testing.assert_close(opforge.layer_norm(x), theirs("layer_norm", x.double()).bfloat16())
+
+
+@each_device
 @pytest.mark.parametrize("cols", [24, 520, 4100])
 def test_the_variance_beside_an_outlier_that_comes_first(device, cols):
     """It is what rows of 16 bits are added up around; other rows must not notice."""

@@ -257,8 +257,12 @@ class Op:
         incoming = [torch.empty_like(o) for o in outputs]
         found = torch.autograd.grad(outputs, wanted, incoming, allow_unused=True)
         known = {t.untyped_storage()._cdata for t in incoming}
-        new = {g.untyped_storage()._cdata: g for g in found if g is not None}
-        written = sum_of_bytes(g for storage, g in new.items() if storage not in known)
+        new = {
+            (g.untyped_storage()._cdata, g.storage_offset(), g.shape, g.stride()): g
+            for g in found
+            if g is not None
+        }
+        written = sum_of_bytes(g for (storage, *_), g in new.items() if storage not in known)
         if not written:
             return Cost(0, 0)
         kept = {t.untyped_storage()._cdata: t for t in saved}

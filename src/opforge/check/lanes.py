@@ -116,5 +116,7 @@ def _follow(worker: Worker, waiting: _Waiting, done: _Done) -> None:
     except Exception as error:
         done.put(error)
     finally:
-        worker.close()
-        done.put(None)
+        try:
+            worker.close()
+        finally:
+            done.put(None)

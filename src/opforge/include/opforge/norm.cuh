@@ -145,9 +145,10 @@ struct AroundPivot {
   __device__ __forceinline__ A variance(A share) const {
     return fma(-(sum * share), sum * share, squares * share);
   }
-  // Whether the pivot is within four deviations of the mean, as of 15999 of 16000 normal elements.
+  // Whether the pivot is within four deviations of the mean, as of 15999 of 16000 normal elements,
+  // and the squares did not overflow, which those around the mean may not do.
   __device__ __forceinline__ bool precise(A share) const {
-    return (sum * share) * (sum * share) <= A(16) * variance(share);
+    return squares < A(INFINITY) && (sum * share) * (sum * share) <= A(16) * variance(share);
   }
 };
 
@@ -166,8 +167,8 @@ __device__ __forceinline__ void weigh(A (&v)[N], const A (&weight)[N], const A (
 
 // What a kernel is compiled for: the less, the fewer registers. None: nothing around the norm, no
 // offset, and a weight (and a bias, if there can be one) of the dtype of x. Relu: the same with a
-// relu before it. All: any parameters; otherwise those there are have one dtype, W, and
-// are aligned, and vectors lie at multiples of their length in the result.
+// relu before it. Dropout: vectors lie at multiples of their length in the result. All: any
+// parameters; otherwise those there are have one dtype, W, and are aligned.
 enum class Extras { none, relu, no_dropout, dropout, all };
 
 template <class T, bool Centered, Extras extras, class W = T>
@@ -260,7 +261,8 @@ struct NormForward {
     };
     if constexpr (!Centered) return {A(0), rsqrt(squares_around_mean(A(0)) + eps)};
     Loaded<1> some = c.some;
-    join(some, ~0u);  // if it is dropped, most others are not
+    const bool drops = kDropout && before.dropout;
+    join(some, drops ? before.template kept<1>(c.before, c.row * cols) : ~0u);
     A element[1];
     widen(some.h, element);
     const A pivot = pivot_of(element[0]);

@@ -239,6 +239,8 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
   }
 }
 
+constexpr int kShortShare = 32;  // vectors of a short row that a thread may take
+
 // Rows too few to fill the device are spread over the blocks of a cluster; many rows take small
 // blocks, so that some load while others add up.
 template <class T>
@@ -254,8 +256,10 @@ void run_cross_entropy(int64_t rows, int64_t cols, bool ragged, const CrossEntro
   for (int threads = 256; threads >= 64 && rows * threads >= device; threads /= 2) {
     if (plan.group > threads) plan.group = plan.block = threads;
   }
-  // Within a warp, where the end of a row costs as much as several vectors.
-  for (int threads = kWarp; threads >= 2 * kVec<T> && rows * threads >= 2 * device; threads /= 2) {
+  // Short rows less than a warp: the end of one costs as much as several vectors.
+  for (int threads = kWarp; threads >= 2 * kVec<T> && rows * threads >= 2 * device &&
+                            cols <= int64_t(kShortShare) * kVec<T> * threads;
+       threads /= 2) {
     if (plan.group > threads) plan.group = threads, plan.block = kRowBlock;
   }
   if (plan.cluster > 1 && !can_cluster(cross_entropy_rows<T>)) plan.cluster = 1;
