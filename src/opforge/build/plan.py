@@ -124,7 +124,8 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         flags += sim_flags(cxx, target)
         flags += ["-x", "c++"]  # for a .cu, too
         folders.insert(0, SIM_INCLUDE_DIR)
-        libraries = ["-ltorch_cpu"]
+        # Two thirds of a library are line numbers.
+        libraries = ["-ltorch_cpu", "-Wl,--compress-debug-sections=zlib"]
         if target == "sim-race":  # the simulator wants to see these, too
             libraries += [f"-Wl,--wrap={name}" for name in _COPIES]
         warning, memory = None, 1 << 30
