@@ -93,19 +93,14 @@ __device__ __forceinline__ A pivot_of(A element) {
   return element * element < A(INFINITY) ? element : A(0);
 }
 
-// What a vector of T adds to the sum of a row around its pivot.
-template <class T, int N, class A>
+// What a vector adds to the sum of a row around its pivot; by itself, so that vectors are added
+// side by side.
+template <int N, class A>
 __device__ __forceinline__ A sum_around(A pivot, const A (&v)[N]) {
-  A own = 0;                       // by itself, so that vectors are added side by side
-  if constexpr (sizeof(T) == 2) {  // N times one of them is exact in a float
+  A own = 0;
 #pragma unroll
-    for (int e = 0; e < N; ++e) own += v[e];
-    return fma(A(-N), pivot, own);
-  } else {
-#pragma unroll
-    for (int e = 0; e < N; ++e) own += v[e] - pivot;
-    return own;
-  }
+  for (int e = 0; e < N; ++e) own += v[e] - pivot;
+  return own;
 }
 
 template <bool Centered, int N, class A>
@@ -271,7 +266,7 @@ struct NormForward {
       each([&]<int N>(const Loaded<N>& in) {
         A v[N];
         widen(in.h, v);
-        sum.value += sum_around<T>(pivot, v);
+        sum.value += sum_around(pivot, v);
       });
       const A mean = fma(total(sum).value, share, pivot);
       return {mean, rsqrt(squares_around_mean(mean) + eps)};

@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kStreamThreads + kWarp, 1) norm_stream(const N
                 sums[r] += owned.exists ? some.sum : A(0);
                 sums[R + r] += owned.exists ? some.squares : A(0);
               } else {
-                const A some = sum_around<T>(pivot[r], v);
+                const A some = sum_around(pivot[r], v);
                 sums[r] += owned.exists ? some : A(0);
               }
             });
