@@ -25,9 +25,11 @@ def mask(count: int, seed: int, p: float, device: str) -> torch.Tensor:
 def test_the_reference_gives_the_published_words():
     ones = torch.tensor([-1])
     assert philox.words(ones * 0, 4).tolist() == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert philox.halves(ones * 0, 3).tolist() == [0xE8D5, 0x6627, 0xC58D]
     # test_rng.py compares the kernels with the published words for every counter.
-    kept = philox.words(ones, 4000) >= 1 << 31
-    assert torch.equal(mask(4000, -1, 0.5, "cpu"), kept)
+    for p, threshold in ((0.5, 1 << 15), (0.1, 6554)):
+        kept = philox.halves(ones, 4001) >= threshold
+        assert torch.equal(mask(4001, -1, p, "cpu"), kept)
 
 
 @each_device
@@ -46,10 +48,43 @@ def test_elements_are_dropped_independently_at_the_rate_asked_for(p):
     kept = mask(n, 1234, p, "cpu").double()
     sigma = math.sqrt(p * (1 - p) / n)
     assert abs(kept.mean() - (1 - p)) < 4 * sigma
-    for lag in (1, 2, 3, 4, 5, 8, 32, 128, 1024):
+    for lag in (1, 2, 3, 4, 5, 7, 8, 9, 16, 32, 128, 1024):
         # Of independent elements, the mean product of deviations is 0 within p (1 - p) / sqrt(n).
         products = (kept[lag:] - (1 - p)) * (kept[:-lag] - (1 - p))
         assert abs(products.mean()) < 4 * p * (1 - p) / math.sqrt(n), lag
+
+
+@pytest.mark.parametrize(
+    ("p", "rounded"),
+    [
+        (2**-16, 2**-16),
+        (0.7 * 2**-16, 2**-16),
+        (0.1, 6554 / 65536),
+        (1 - 2**-16, 1 - 2**-16),
+        (1 - 2**-18, 1 - 2**-16),
+    ],
+)
+def test_rate_and_mean_are_those_of_p_rounded(p, rounded):
+    n = 1 << 22
+    y = drop(torch.ones(n, dtype=torch.float64), 4321, p)
+    assert torch.equal(y != 0, philox.kept(torch.tensor([4321]), y.shape, p))
+    assert abs((y != 0).double().mean() - (1 - rounded)) < 4 * math.sqrt(
+        rounded * (1 - rounded) / n
+    )
+    assert abs(y.mean() - 1) < 4 * math.sqrt(rounded / (1 - rounded) / n)
+
+
+@each_device
+@each_dtype
+def test_what_is_kept_is_scaled_by_p_rounded(dtype, device):
+    x = torch.ones(20_000, dtype=dtype, device=device)
+    # 65536 * p is 6553.6, and 65470.46, which makes 1 - p 0.7% larger
+    for p, dropped in ((0.0, 0), (2**-18, 0), (0.1, 6554), (0.999, 65470), (1.0, 65536)):
+        y = drop(x, 9, p)
+        found = y[y != 0].unique().tolist()
+        right = [torch.tensor(65536 / (65536 - dropped), dtype=dtype).item()] if p < 1 else []
+        assert found == right, p
+        assert torch.equal(y, record("dropout").reference(x, torch.tensor([9], device=device), p))
 
 
 def test_the_words_are_uniform():
@@ -118,6 +153,17 @@ def test_what_is_dropped_is_zero_whatever_it_was(device):
         assert torch.equal(y[~dropped].nan_to_num(), (x[~dropped] * 2).nan_to_num())
         assert not drop(x, 11, 1.0).any()
         assert torch.equal(drop(x, 11, 0.0).nan_to_num(), x.nan_to_num())
+
+
+@each_device
+@each_dtype
+def test_all_is_dropped_also_what_has_the_highest_number(dtype, device):
+    x = torch.full((1426,), math.inf, dtype=dtype, device=device)
+    assert (
+        philox.halves(torch.tensor([2850057]), 1426)[1424:].tolist() == [65535] * 2
+    )  # see test_rng
+    assert drop(x, 2850057, 1 - 2**-16)[1424:].isinf().all()
+    assert not drop(x, 2850057, 1.0).any()
 
 
 @each_device

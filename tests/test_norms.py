@@ -136,6 +136,22 @@ def test_dropout_before(device, name):
 
 @each_norm
 @each_device
+def test_what_is_kept_is_scaled_by_p_rounded(device, name):
+    x, weight = drawn(device, (16, 4000), (4000,))
+    norm, factor = getattr(opforge, name), 65536 / 66  # where 1 / (1 - p) is 1000
+    torch.manual_seed(5)
+    y = norm(x, weight, eps=1e-5, dropout="after", p=0.999)
+    kept = y != 0
+    assert 20 < kept.sum() < 120
+    torch.testing.assert_close(y[kept], factor * theirs(name, x, weight)[kept])
+    _, h = norm(x, weight, residual=torch.zeros_like(x), eps=1e-5, dropout="before", p=0.999)
+    kept = h != 0
+    assert 20 < kept.sum() < 120
+    torch.testing.assert_close(h[kept], factor * x[kept])
+
+
+@each_norm
+@each_device
 def test_nothing_and_everything_dropped(device, name):
     norm = getattr(opforge, name)
     x, residual, weight = drawn(device, (5, 33), (5, 33), (33,))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The random words of rng.h and cpu_rng.h are Philox4x32-10's, for every element the right one."""
+"""The random bits of rng.h and cpu_rng.h are Philox4x32-10's, for every element the right ones."""
 
 from __future__ import annotations
 
@@ -45,6 +45,21 @@ __device__ int64_t* kept(const int64_t* x, int64_t* y) {
   return y;
 }
 
+template <int N>
+__device__ int64_t* bits(const int64_t* x, int64_t* y) {
+  *y++ = opforge::kept_bits<N>(x[0], x[1], x[2]);
+  *y++ = opforge::kept_bits<N>(x[0], x[1] & -int64_t(N), x[2]);  // the compiler sees a multiple
+  return y;
+}
+
+__global__ void packed(const int64_t* x, int64_t* y) {
+  y = bits<1>(x, y);
+  y = bits<2>(x, y);
+  y = bits<4>(x, y);
+  y = bits<8>(x, y);
+  bits<16>(x, y);
+}
+
 __global__ void widths(const int64_t* x, int64_t* y) {
   y = kept<1>(x, y);
   y = kept<2>(x, y);
@@ -58,32 +73,39 @@ __global__ void widths(const int64_t* x, int64_t* y) {
 }
 
 __global__ void thresholds(const int64_t*, int64_t* y) {
-  const double p[] = {0.0, 1e-12, 0.25, 0.5, 1 - 0x1p-32, 1.0};
-  for (int i = 0; i < 6; ++i) y[i] = opforge::drop_threshold(p[i]);
+  const double p[] = {0.0, 0x0.fffp-17, 0x1p-17, 0x1p-16, 0.1, 0.5, 1 - 0x1p-16, 1 - 0x1p-40, 1.0};
+  for (int i = 0; i < 9; ++i) {
+    const double scale = opforge::kept_scale(p[i]);
+    y[2 * i] = opforge::drop_threshold(p[i]);
+    memcpy(y + 2 * i + 1, &scale, sizeof scale);
+  }
 }
 """
 WIDTHS = [1, 2, 3, 4, 5, 6, 8, 13, 16]
+PACKED = [1, 2, 4, 8, 16]
+# How many of 65536 halves are dropped for each p of the kernel `thresholds`.
+DROPPED = [0, 0, 1, 1, 6554, 32768, 65535, 65535, 65536]
 
 CPU = """
 #include <opforge/cpu_rng.h>
 #include <opforge/host.h>
 
-static opforge::Tensor words(const opforge::Tensor& like, int64_t seed, int64_t first, int64_t n) {
+static opforge::Tensor halves(const opforge::Tensor& like, int64_t seed, int64_t first, int64_t n) {
   const opforge::Tensor y = opforge::empty({&n, 1}, like);
-  opforge::RandomWords<256> random;
-  const uint32_t* drawn = random.draw(seed, first, n);
+  opforge::RandomHalves<256> random;
+  const uint16_t* drawn = random.draw(seed, first, n);
   for (int64_t i = 0; i < n; ++i) opforge::mutable_data<int64_t>(y)[i] = drawn[i];
   return y;
 }
 
-OPFORGE_IMPL(random_words, words)
+OPFORGE_IMPL(random_halves, halves)
 """
 CPU_OP = """
 import torch
 from opforge import Op
 
 op = Op(
-    schema="random_words(Tensor like, int seed, int first, int n) -> Tensor y",
+    schema="random_halves(Tensor like, int seed, int first, int n) -> Tensor y",
     reference=lambda like, seed, first, n: like.new_zeros(n),
     dtypes=(torch.int64,),
 )
@@ -105,8 +127,11 @@ def philox(key: int, counter: int) -> list[int]:
     return c
 
 
-def words(seed: int, first: int, n: int) -> list[int]:
-    return [philox(seed, i // 4)[i % 4] for i in range(first, first + n)]
+def halves(seed: int, first: int, n: int) -> list[int]:
+    return [
+        philox(seed, i // 8)[i % 8 // 2] >> (16 if i % 2 else 0) & 0xFFFF
+        for i in range(first, first + n)
+    ]
 
 
 @pytest.fixture(scope="module", params=EACH_MACHINE)
@@ -124,28 +149,45 @@ def test_philox_gives_the_published_words(
     assert call("known", [signed(key), signed(low), signed(high)], block=(1,), size=4) == expected
 
 
-@pytest.mark.parametrize("first", [0, 1, 2, 3, 4, 2**32 - 3, 2**34 - 2, 2**40 + 7])
-def test_every_width_and_start_takes_the_words_of_its_elements(call: Call, first: int) -> None:
-    seed, threshold = 0x0123456789ABCDEF, 1 << 31
-    got = call("widths", [seed, first, threshold], block=(1,), size=sum(WIDTHS))
-    right = [word >= threshold for word in words(seed, first, 16)]
-    assert got == [kept for n in WIDTHS for kept in right[:n]]
+@pytest.mark.parametrize("first", [*range(17), 2**32 - 3, 2**35 - 2, 2**40 + 7])
+def test_every_width_and_start_takes_the_halves_of_its_elements(call: Call, first: int) -> None:
+    seed = 0x0123456789ABCDEF
+    for threshold in (1 << 15, *halves(seed, first, 1)):  # at the threshold an element stays
+        arguments = [seed, first, threshold << 16]
+        kept = {
+            start: [int(half >= threshold) for half in halves(seed, start, 16)]
+            for start in range(max(first - 15, 0), first + 1)
+        }
+        got = call("widths", arguments, block=(1,), size=sum(WIDTHS))
+        assert got == [one for n in WIDTHS for one in kept[first][:n]]
+        got = call("packed", arguments, block=(1,), size=2 * len(PACKED))
+        starts = [(n, start) for n in PACKED for start in (first, first // n * n)]
+        assert got == [sum(one << e for e, one in enumerate(kept[s][:n])) for n, s in starts]
 
 
-def test_the_threshold_is_the_probability(call: Call) -> None:
-    got = call("thresholds", block=(1,), size=6)
-    assert got == [0, 0, 1 << 30, 1 << 31, MASK, MASK]
-    seed, element = 2850057, 712  # found by search: its word is the highest there is
-    assert words(seed, element, 1) == [MASK]
-    for threshold, kept in ((0, 1), (MASK - 1, 1), (MASK, 0)):
-        assert call("widths", [seed, element, threshold], block=(1,), size=sum(WIDTHS))[0] == kept
+def test_the_threshold_is_the_probability_rounded(call: Call) -> None:
+    got = call("thresholds", block=(1,), size=2 * len(DROPPED))
+    assert got[::2] == [d << 16 if d < 65536 else MASK for d in DROPPED]
+    scales = torch.tensor(got[1::2]).view(torch.float64)
+    assert scales.tolist() == [65536 / (65536 - d) if d < 65536 else 0 for d in DROPPED]
 
 
-def test_the_vectors_of_the_cpu_give_the_same_words(tmp_path: Path) -> None:
-    folder = write_op(tmp_path / "random_words", op_py=CPU_OP, cpp=CPU)
+def test_the_highest_half_stays_unless_all_are_dropped(call: Call) -> None:
+    seed, element = 2850057, 1424  # found by search: all bits of its word are ones
+    assert halves(seed, element, 2) == [0xFFFF, 0xFFFF]
+    for threshold, kept in ((0, 1), (0xFFFF << 16, 1), (MASK, 0)):
+        arguments = [seed, element, threshold]
+        each = call("widths", arguments, block=(1,), size=sum(WIDTHS))
+        assert each[:3] == [kept] * 3  # keep<1> and keep<2>
+        bits = call("packed", arguments, block=(1,), size=2 * len(PACKED))
+        assert bits[:4] == [kept, kept, 3 * kept, 3 * kept]
+
+
+def test_the_vectors_of_the_cpu_give_the_same_halves(tmp_path: Path) -> None:
+    folder = write_op(tmp_path / "random_halves", op_py=CPU_OP, cpp=CPU)
     draw = opforge.load(folder)
     like = torch.zeros(1, dtype=torch.int64)
     for seed in (0, -1, 0x0123456789ABCDEF):
-        for first in (0, 1, 6, 15, 2**34 - 18, 2**40 + 7):
-            for n in (1, 4, 16, 17, 256):
-                assert draw(like, seed, first, n).tolist() == words(seed % 2**64, first, n)
+        for first in (*range(9), 15, 2**35 - 18, 2**40 + 7):
+            for n in (1, 4, 16, 33, 256):
+                assert draw(like, seed, first, n).tolist() == halves(seed % 2**64, first, n)

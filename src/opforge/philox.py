@@ -14,7 +14,7 @@ _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
 
 
 def words(seed: Tensor, count: int) -> Tensor:
-    """Element i of ``count``: word i % 4 of Philox4x32-10 for the key ``seed`` and counter i / 4.
+    """The first words of Philox4x32-10 for the key ``seed`` and counters from 0 on, four of each.
 
     Numbers of 32 bits in int64, whose products wrap around as they should.
     """
@@ -31,16 +31,25 @@ def words(seed: Tensor, count: int) -> Tensor:
     return torch.stack([c0, c1, c2, c3], 1).reshape(-1)[:count]
 
 
+def halves(seed: Tensor, count: int) -> Tensor:
+    """The 16 bits of each of ``count`` elements: of a word the low half is first."""
+    drawn = words(seed, -(-count // 2))
+    return torch.stack([drawn & 0xFFFF, drawn >> 16], 1).reshape(-1)[:count]
+
+
+def threshold(p: float) -> int:
+    """Halves below it are dropped: p in units of 2^-16, all of them only if p is 1."""
+    return min(int(p * 65536 + 0.5), 65535) if p < 1 else 65536
+
+
 def kept(seed: Tensor, shape: torch.Size, p: float) -> Tensor:
-    """Which elements of a tensor stay, each with probability 1 - p."""
-    threshold = min(int(p * 2**32), _LOW)
-    drawn = words(seed, math.prod(shape)).reshape(shape)
-    return drawn >= threshold if threshold < _LOW else torch.zeros_like(drawn, dtype=torch.bool)
+    """Which elements of a tensor stay, each with probability 1 - p, p being rounded."""
+    return halves(seed, math.prod(shape)).reshape(shape) >= threshold(p)
 
 
 def scale(p: float) -> float:
     """What the elements that stay are multiplied with, so that the mean stays, too."""
-    return 1 / (1 - p) if p < 1 else 0.0
+    return 65536 / (65536 - threshold(p)) if p < 1 else 0.0
 
 
 def check_probability(op: str, p: float) -> None:

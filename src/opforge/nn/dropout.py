@@ -13,7 +13,7 @@ class Dropout(nn.Module):
     """:func:`opforge.dropout` as a module: in training mode only.
 
     Args:
-        p: the probability of an element to become 0.
+        p: the probability of an element to become 0, in effect a multiple of 2^-16.
     """
 
     def __init__(self, p: float = 0.5) -> None:

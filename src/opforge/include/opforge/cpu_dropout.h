@@ -20,18 +20,18 @@ struct CpuDropout {
 
   struct Row {
     const CpuDropout& drop;
-    RandomWords<kRowElements> random;
-    const uint32_t* words;
+    RandomHalves<kRowElements> random;
+    const uint16_t* halves;
 
     Row(const CpuDropout& drop, int64_t first, int64_t n)
-        : drop(drop), words(random.draw(drop.seed, uint64_t(first), n)) {}
+        : drop(drop), halves(random.draw(drop.seed, uint64_t(first), n)) {}
 
     OPFORGE_INLINE vec<T> operator()(int64_t i, vec<T> x) const {
-      return where_kept(words + i, drop.threshold, x * drop.scale);
+      return where_kept(halves + i, drop.threshold, x * drop.scale);
     }
     // residual + dropout(x + bias)
     OPFORGE_INLINE vec<T> operator()(int64_t i, vec<T> x, vec<T> residual) const {
-      return fma(where_kept(words + i, drop.threshold, x), drop.scale, residual);
+      return fma(where_kept(halves + i, drop.threshold, x), drop.scale, residual);
     }
     OPFORGE_INLINE vec<T> operator()(int64_t i, vec<T> x, vec<T> residual, vec<T> bias) const {
       return (*this)(i, x + bias, residual);

@@ -15,7 +15,7 @@ namespace opforge {
 template <class T>
 struct Around {
   using V = vec<T>;
-  static constexpr int64_t kPiece = 512;  // columns whose random words are at hand
+  static constexpr int64_t kPiece = 512;  // columns whose random numbers are at hand
   bool relu = false, dropout = false;
   uint64_t seed = 0;
   uint32_t threshold = 0;
@@ -23,31 +23,31 @@ struct Around {
 
   explicit operator bool() const { return relu || dropout; }
 
-  // Calls visit(j, lanes, words) for every vector of a row whose first element has number `first`;
-  // the words are those that forward and backward want for columns j and on.
+  // Calls visit(j, lanes, halves) for every vector of a row whose first element has number `first`;
+  // the halves are the random numbers that forward and backward want for columns j and on.
   template <class Visit>
   OPFORGE_INLINE void visit_row(int64_t first, int64_t cols, const Visit& visit) const {
-    RandomWords<kPiece> random;
+    RandomHalves<kPiece> random;
     for (int64_t begin = 0, end; begin < cols; begin = end) {
       end = dropout ? std::min(begin + kPiece, cols) : cols;
-      const uint32_t* words = nullptr;
-      if (dropout) words = random.draw(seed, uint64_t(first + begin), end - begin);
+      const uint16_t* halves = nullptr;
+      if (dropout) halves = random.draw(seed, uint64_t(first + begin), end - begin);
       int64_t j = begin;
       for (; j + kLanes<T> <= end; j += kLanes<T>) {
-        visit(j, AllLanes<T>{}, words);
-        if (dropout) words += kLanes<T>;
+        visit(j, AllLanes<T>{}, halves);
+        if (dropout) halves += kLanes<T>;
       }
-      if (j < end) visit(j, end - j, words);
+      if (j < end) visit(j, end - j, halves);
     }
   }
 
-  OPFORGE_INLINE V forward(V v, const uint32_t* words) const {
+  OPFORGE_INLINE V forward(V v, const uint16_t* halves) const {
     if (relu) v = rectify(v);
-    return dropout ? where_kept(words, threshold, v * factor) : v;
+    return dropout ? where_kept(halves, threshold, v * factor) : v;
   }
   // The gradient of the input, given that of the output and the input.
-  OPFORGE_INLINE V backward(V grad, V input, const uint32_t* words) const {
-    if (dropout) grad = where_kept(words, threshold, grad * factor);
+  OPFORGE_INLINE V backward(V grad, V input, const uint16_t* halves) const {
+    if (dropout) grad = where_kept(halves, threshold, grad * factor);
     return relu ? rectify_gradient(grad, input) : grad;
   }
 };
@@ -150,8 +150,8 @@ struct Norm {
 
   // h = before(x) + residual, rounded.
   void make_h(const T* x, const T* residual, int64_t row, T* h) const {
-    before.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint32_t* words) {
-      V v = before.forward(load_lanes(x + j, n), words);
+    before.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
+      V v = before.forward(load_lanes(x + j, n), halves);
       if (residual != nullptr) v += load_lanes(residual + j, n);
       store_lanes(h + j, n, v);
     });
@@ -178,10 +178,10 @@ void norm_forward(const Norm<T>& norm, const Rows<T>& x, const Rows<T>& residual
       const Scale<T> scale = scale_of<Centered>(values, cols, norm.eps);
       if (mean != nullptr) mean[row] = scale.mean;
       if (rstd != nullptr) rstd[row] = scale.rstd;
-      norm.after.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint32_t* words) {
+      norm.after.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
         const vec<T> normed = scale.normed(values + j, n);
         const vec<T> v = norm.result(normed, norm.factor(j, n), j, n);
-        store_lanes(out + j, n, norm.after.forward(v, words));
+        store_lanes(out + j, n, norm.after.forward(v, halves));
       });
     }
   });

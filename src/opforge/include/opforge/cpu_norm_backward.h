@@ -51,10 +51,10 @@ void norm_backward(const Norm<T>& norm, const NormBackward<T>& p) {
                                    ? scale_of<Centered>(h, cols, norm.eps)
                                    : Scale<T>{p.mean == nullptr ? A(0) : p.mean[row], p.rstd[row]};
         V inner_sum{}, sum{};
-        norm.after.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint32_t* words) {
+        norm.after.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
           const V normed = scale.normed(h + j, n), factor = norm.factor(j, n);
           V v = load_lanes(grad + j, n);
-          if (norm.after) v = norm.after.backward(v, norm.result(normed, factor, j, n), words);
+          if (norm.after) v = norm.after.backward(v, norm.result(normed, factor, j, n), halves);
           if (weight_sums != nullptr) {
             store_lanes(weight_sums + j, n, fma(v, normed, load_lanes(weight_sums + j, n)));
           }
@@ -65,14 +65,14 @@ void norm_backward(const Norm<T>& norm, const NormBackward<T>& p) {
           store_lanes(passed.get() + j, n, v);
         });
         const A inner = sum_lanes<A>(inner_sum) / A(cols), average = sum_lanes<A>(sum) / A(cols);
-        norm.before.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint32_t* words) {
+        norm.before.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
           const V normed = scale.normed(h + j, n);
           V v = fma(normed, -inner - V{}, load_lanes(passed.get() + j, n) - average) * scale.rstd;
           if (other != nullptr) v += load_lanes(other + j, n);
           if (p.grad_residual != nullptr) {
             store_lanes(p.grad_residual + row * cols + j, n, v);
           }
-          if (norm.before) v = norm.before.backward(v, load_lanes(x + j, n), words);
+          if (norm.before) v = norm.before.backward(v, load_lanes(x + j, n), halves);
           store_lanes(grad_x + j, n, v);
         });
         grads.next();

@@ -36,7 +36,7 @@ struct NormArguments {
     if (!result.dropout) return result;
     result.seed = uint64_t(data<int64_t>(*seed)[which * seed->stride(0)]);
     result.threshold = drop_threshold(p);
-    result.factor = compute_t<T>(p < 1 ? 1 / (1 - p) : 0);
+    result.factor = compute_t<T>(kept_scale(p));
     return result;
   }
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The random words of rng.h, many at a time, for CPU kernels. Includes no torch header.
+// The random numbers of rng.h, many at a time, for CPU kernels. Includes no torch header.
 #pragma once
 
 #include <opforge/cpu_vec.h>
@@ -47,38 +47,39 @@ OPFORGE_INLINE void philox16(uint64_t key, uint64_t c, Words& first, Words& seco
 
 }  // namespace detail
 
-// The words of up to Most neighbouring elements, wherever the first one is.
+// The 16 bits each of up to Most neighbouring elements, wherever the first one is.
 template <int64_t Most>
-class RandomWords {
+class RandomHalves {
  public:
-  // Good until the next call; eight words may be read wherever one may.
-  const uint32_t* draw(uint64_t seed, uint64_t first, int64_t n) {
-    const int64_t skip = int64_t(first % 4);
-    for (int64_t i = 0; i < skip + n; i += 16) {
+  // Good until the next call; eight may be read wherever one may.
+  const uint16_t* draw(uint64_t seed, uint64_t first, int64_t n) {
+    const int64_t skip = int64_t(first % 8);
+    for (int64_t i = 0; i < skip + n; i += 32) {
       detail::Words a, b;
-      detail::philox16(seed, first / 4 + uint64_t(i) / 4, a, b);
-      std::memcpy(words_ + i, &a, sizeof a);
-      std::memcpy(words_ + i + 8, &b, sizeof b);
+      detail::philox16(seed, first / 8 + uint64_t(i) / 8, a, b);
+      // In memory the low half of a word comes first.
+      std::memcpy(halves_ + i, &a, sizeof a);
+      std::memcpy(halves_ + i + 16, &b, sizeof b);
     }
-    return words_ + skip;
+    return halves_ + skip;
   }
 
  private:
-  alignas(32) uint32_t words_[Most + 3 + 16 + 8];
+  alignas(32) uint16_t halves_[Most + 7 + 32];
 };
 
-// v where the element stays, 0 where it is dropped.
-OPFORGE_INLINE vec<float> where_kept(const uint32_t* words, uint32_t threshold, vec<float> v) {
+// v where the element stays, 0 where it is dropped. Numbers of 16 bits compare alike with a sign,
+// which AVX2 does in one instruction.
+OPFORGE_INLINE vec<float> where_kept(const uint16_t* halves, uint32_t threshold, vec<float> v) {
   if (threshold == kDropAll) return vec<float>{};
-  detail::Words w;
-  std::memcpy(&w, words, sizeof w);
-  return w >= threshold ? v : vec<float>{};
+  const auto h = VectorOf<int32_t>::type(load_halves(halves));
+  return h >= int32_t(threshold >> 16) ? v : vec<float>{};
 }
 
-OPFORGE_INLINE vec<double> where_kept(const uint32_t* words, uint32_t threshold, vec<double> v) {
+OPFORGE_INLINE vec<double> where_kept(const uint16_t* halves, uint32_t threshold, vec<double> v) {
   if (threshold == kDropAll) return vec<double>{};
-  const detail::Wide w = {words[0], words[1], words[2], words[3]};
-  return w >= threshold ? v : vec<double>{};
+  const VectorOf<int64_t>::type h = {halves[0], halves[1], halves[2], halves[3]};
+  return h >= int64_t(threshold >> 16) ? v : vec<double>{};
 }
 
 }  // namespace opforge

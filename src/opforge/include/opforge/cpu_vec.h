@@ -51,15 +51,19 @@ OPFORGE_INLINE vec<double> load(const double* p) {
   return v;
 }
 
-OPFORGE_INLINE vec<bfloat16> load(const bfloat16* p) {
+// Eight numbers of 16 bits.
+OPFORGE_INLINE Bits load_halves(const void* p) {
   HalfBits raw;
   std::memcpy(&raw, p, sizeof raw);
 #if defined(__AVX2__)  // what __builtin_convertvector means, but gcc 12 makes it four instructions
-  const Bits wide = Bits(_mm256_cvtepu16_epi32(__m128i(raw)));
+  return Bits(_mm256_cvtepu16_epi32(__m128i(raw)));
 #else
-  const Bits wide = __builtin_convertvector(raw, Bits);
+  return __builtin_convertvector(raw, Bits);
 #endif
-  return std::bit_cast<vec<float>>(wide << 16);
+}
+
+OPFORGE_INLINE vec<bfloat16> load(const bfloat16* p) {
+  return std::bit_cast<vec<float>>(load_halves(p) << 16);
 }
 
 OPFORGE_INLINE vec<half> load(const half* p) {

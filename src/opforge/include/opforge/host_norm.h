@@ -30,7 +30,7 @@ struct AroundArguments {
     if (!result.dropout) return result;
     result.seed = data<int64_t>(*seed) + which * strides(*seed)[0];
     result.threshold = drop_threshold(p);
-    result.factor = p < 1 ? 1 / (1 - p) : 0;
+    result.factor = kept_scale(p);
     return result;
   }
 };

@@ -61,16 +61,10 @@ struct Around {
   double factor = 1;  // of what is kept
 
   __device__ __forceinline__ uint64_t key() const { return dropout ? uint64_t(*seed) : 0; }
-  // Bit e: element first + e stays. Whole: `first` is a multiple of N.
+  // Bit e: element first + e stays. Whole: `first` is a multiple of N, as the compiler then sees.
   template <int N, bool Whole = false>
   __device__ __forceinline__ uint32_t kept(uint64_t key, int64_t first) const {
-    if constexpr (Whole && N % 4 == 0) return kept_bits<N>(key, first, threshold);
-    bool each[N];
-    keep<N>(key, first, threshold, each);
-    uint32_t bits = 0;
-#pragma unroll
-    for (int e = 0; e < N; ++e) bits |= uint32_t(each[e]) << e;
-    return bits;
+    return kept_bits<N>(key, Whole ? first & -int64_t(N) : first, threshold);
   }
   template <int N, class A>
   __device__ __forceinline__ void drop(uint32_t kept, A (&v)[N]) const {

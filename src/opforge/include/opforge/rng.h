@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random numbers without state: Philox4x32-10 (Salmon, Moraes, Dror and Shaw, 2011). Element i of a
-// tensor gets word i % 4 of philox(seed, i / 4): what is dropped follows from the seed and the
-// element's number alone, never from layout, vector width, launch or device. Includes no torch
-// header.
+// tensor gets 16 bits, half i % 8 of philox(seed, i / 8): of word (i % 8) / 2 the low half if i is
+// even, the high half if it is odd. What is dropped follows from the seed and the element's number
+// alone, never from layout, vector width, launch or device. 16 bits make p a multiple of 2^-16,
+// rounded to the nearest; what is kept is scaled by the p that was rounded, so that the mean stays.
+// Includes no torch header.
 #pragma once
 
 #include <opforge/types.h>
@@ -77,56 +79,71 @@ OPFORGE_HOST_DEVICE PhiloxWords philox(uint64_t key, uint64_t low, uint64_t high
   return out[0];
 }
 
-// An element is dropped if its word is below the threshold; the highest threshold drops all.
-constexpr uint32_t kDropAll = 0xffffffffu;
+// An element is dropped if its half, shifted up by 16 bits, is below the threshold, whose low 16
+// bits are zero: those of a word then do not matter, and a high half needs no shift.
+constexpr uint32_t kDropAll = 0xffffffffu;  // the only other threshold: drops all
 
-// The threshold for dropping with probability p, from 0 (nothing) to 1 (everything).
+// The threshold for dropping with probability p, from 0 (nothing) to 1 (everything). Below 1 it is
+// rounded to at most 1 - 2^-16, below 2^-17 to 0.
 OPFORGE_HOST_DEVICE uint32_t drop_threshold(double p) {
-  const double t = p * 4294967296.0;
-  return t >= double(kDropAll) ? kDropAll : uint32_t(t);
+  if (p >= 1) return kDropAll;
+  const uint32_t rounded = uint32_t(p * 65536 + 0.5);
+  return (rounded < 65535 ? rounded : 65535) << 16;
 }
 
-// What the others are multiplied with, so that the mean stays.
-OPFORGE_HOST_DEVICE double kept_scale(double p) { return p < 1 ? 1 / (1 - p) : 0.0; }
+// What the others are multiplied with, so that the mean stays: 1 / (1 - the rounded p).
+OPFORGE_HOST_DEVICE double kept_scale(double p) {
+  return p < 1 ? 65536 / double(65536 - (drop_threshold(p) >> 16)) : 0.0;
+}
 
-// Which of the elements first, first + 1, ... stay; those below 0 are anything. Aligned to four,
-// which the compiler sees if `first` is a multiple in the source, N elements cost N / 4 calls of
-// philox; elsewhere one more.
+// The halves of the elements first, first + 1, ..., shifted up by 16 bits; their low bits are
+// anything, and so are elements below 0. Where the compiler sees that `first` is a multiple of N, a
+// power of two, a call of philox is made for every eight of them, or one for fewer; elsewhere there
+// may be one more.
 template <int N>
-OPFORGE_HOST_DEVICE void keep(uint64_t seed, int64_t first, uint32_t threshold, bool (&kept)[N]) {
+OPFORGE_HOST_DEVICE void draw_halves(uint64_t seed, int64_t first, uint32_t (&half)[N]) {
   static_assert(N >= 1 && N <= 16);
-  constexpr int kCertain = (N + 3) / 4, kCalls = (N + 6) / 4;  // one more at most
-  const int skip = int(first & 3);
-  const uint64_t counter = uint64_t(first >> 2);
+  constexpr int kCertain = (N + 7) / 8, kCalls = (N + 14) / 8;  // one more at most
+  constexpr int kWords = (N + 1) / 2;                           // that are wanted in the end
+  const int skip = int(first & 7);
+  const uint64_t counter = uint64_t(first >> 3);
   PhiloxWords certain[kCertain], last = {};
   philox(seed, counter, 0, certain);
-  if (kCalls > kCertain && skip + N > 4 * kCertain) last = philox(seed, counter + kCertain);
-  uint32_t word[4 * kCalls + 3];
-  for (int i = 0; i < 4 * kCalls; ++i) {
+  if (kCalls > kCertain && skip > 8 * kCertain - N) last = philox(seed, counter + kCertain);
+  uint32_t word[kWords + 4] = {};
+  for (int i = 0; i < kWords + 4 && i < 4 * kCalls; ++i) {
     word[i] = i < 4 * kCertain ? certain[i / 4].word[i % 4] : last.word[i % 4];
   }
-  for (int i = 4 * kCalls; i < 4 * kCalls + 3; ++i) word[i] = 0;
-  // A variable index would put the words into memory: move them down by two, then by one.
+  // A variable index would put the words into memory: move them down by two, by one, by a half.
+  if (skip & 4) {
+    for (int i = 0; i < kWords + 2; ++i) word[i] = word[i + 2];
+  }
   if (skip & 2) {
-    for (int i = 0; i < N + 1; ++i) word[i] = word[i + 2];
+    for (int i = 0; i < kWords + 1; ++i) word[i] = word[i + 1];
   }
   if (skip & 1) {
-    for (int i = 0; i < N; ++i) word[i] = word[i + 1];
+    for (int i = 0; i < kWords; ++i) word[i] = word[i] >> 16 | word[i + 1] << 16;
   }
-  for (int i = 0; i < N; ++i) kept[i] = word[i] >= threshold && threshold != kDropAll;
+  for (int i = 0; i < N; ++i) half[i] = i % 2 == 0 ? word[i / 2] << 16 : word[i / 2];
 }
 
-// The same as bits, of elements from a multiple of four on.
+// Which of these elements stay.
+template <int N>
+OPFORGE_HOST_DEVICE void keep(uint64_t seed, int64_t first, uint32_t threshold, bool (&kept)[N]) {
+  uint32_t half[N];
+  draw_halves(seed, first, half);
+  for (int i = 0; i < N; ++i) kept[i] = half[i] >= threshold && threshold != kDropAll;
+}
+
+// The same as bits.
 template <int N>
 OPFORGE_HOST_DEVICE uint32_t kept_bits(uint64_t seed, int64_t first, uint32_t threshold) {
-  static_assert(N % 4 == 0 && N <= 32);
-  PhiloxWords words[N / 4];
-  philox(seed, uint64_t(first >> 2), 0, words);
-  uint32_t bits = 0;
+  uint32_t half[N], bits = 0;
+  draw_halves(seed, first, half);
 #if defined(__CUDACC__)
 #pragma unroll
 #endif
-  for (int i = 0; i < N; ++i) bits |= uint32_t(words[i / 4].word[i % 4] >= threshold) << i;
+  for (int i = 0; i < N; ++i) bits |= uint32_t(half[i] >= threshold) << i;
   return threshold != kDropAll ? bits : 0;
 }
 

@@ -97,7 +97,8 @@ def bias_dropout_residual(
 ) -> Tensor:
     """``residual + dropout(x + bias, p)`` in one pass, ``bias`` over the last dim of ``x`` or None.
 
-    What is dropped is as for :func:`opforge.dropout`; if not in training, nothing.
+    What is dropped is as for :func:`opforge.dropout`, which rounds ``p``; if not in training,
+    nothing.
     """
     philox.check_probability(NAME, p)
     if not training or p == 0:

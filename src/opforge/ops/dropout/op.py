@@ -63,6 +63,9 @@ op = Op(
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Elements are 0 with probability ``p``, the others divided by ``1 - p``.
 
+    In both places ``p`` is rounded to a multiple of 1/65536, for 16 random bits per element; so the
+    mean stays. Only 1 drops everything: what is below is at most 65535/65536.
+
     As in torch, ``x`` itself comes back where nothing is dropped: not in training, or with p = 0.
     The seed is drawn from torch's generator for the device of ``x``, so that torch.manual_seed,
     activation checkpointing and CUDA graphs do what they do for torch's own dropout; with the same

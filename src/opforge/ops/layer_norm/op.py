@@ -278,7 +278,8 @@ def layer_norm(
         eps: added to the variance; positive.
         relu: "before" the norm (and the sum) or "after" it.
         dropout: the same, with probability ``p``, after the relu.
-        p: the probability of dropping an element; pass 0.0 where nothing is trained.
+        p: the probability of dropping an element, rounded as by ``opforge.dropout``; pass 0.0 where
+            nothing is trained.
         save: keep mean and 1 / std of every row for the backward; else they are computed again.
     """
     before, after = norms.codes(relu, dropout)

@@ -224,7 +224,8 @@ def rms_norm(
         offset: added to the weight: 1.0 for weights stored as Gemma stores them.
         relu: "before" the norm (and the sum) or "after" it.
         dropout: the same, with probability ``p``, after the relu.
-        p: the probability of dropping an element; pass 0.0 where nothing is trained.
+        p: the probability of dropping an element, rounded as by ``opforge.dropout``; pass 0.0 where
+            nothing is trained.
         save: keep 1 / rms of every row for the backward; otherwise it is computed again.
     """
     before, after = norms.codes(relu, dropout)
