@@ -20,7 +20,8 @@ namespace opforge {
 template <class T>
 constexpr bool kShort = sizeof(T) == 2;
 
-// 2^x and 1 / x within 2^-22, an instruction each; below 2^-126 they are 0.
+// 2^x, 1 / x and the logarithm to base 2, within 2^-22, an instruction each; below 2^-126 they are
+// 0, or it is that of 0.
 __device__ __forceinline__ float roughly_exp2(float x) {
 #if defined(OPFORGE_SIM)
   return exp2f(x);
@@ -36,6 +37,15 @@ __device__ __forceinline__ float roughly_inverse(float x) {
 #else
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#endif
+}
+__device__ __forceinline__ float roughly_log2(float x) {
+#if defined(OPFORGE_SIM)
+  return log2f(x);
+#else
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #endif
 }

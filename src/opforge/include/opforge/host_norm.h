@@ -23,14 +23,15 @@ struct AroundArguments {
     OPFORGE_CHECK(p >= 0 && p <= 1, name, ": p must be from 0 to 1");
   }
   bool dropout() const { return ((before | after) & 2) != 0; }
-  Around make(int64_t what, int which) const {
-    Around result;
+  template <class A>
+  Around<A> make(int64_t what, int which) const {
+    Around<A> result;
     result.relu = (what & 1) != 0;
     result.dropout = (what & 2) != 0;
     if (!result.dropout) return result;
     result.seed = data<int64_t>(*seed) + which * strides(*seed)[0];
     result.threshold = drop_threshold(p);
-    result.factor = kept_scale(p);
+    result.factor = A(kept_scale(p));
     return result;
   }
 };
@@ -66,7 +67,7 @@ inline bool all_are(int32_t dtype, std::initializer_list<const ParamView*> param
 }
 
 // Whether norm_stream took the rows: long ones with nothing around them, of layer_norm also with a
-// relu before.
+// relu before, of rms_norm only ragged ones.
 template <class T, bool Centered>
 bool stream_rows(const RowsView& from, const Param& weight, const Param& bias,
                  const AroundArguments& around, double eps, double offset, bool ragged,
@@ -77,6 +78,8 @@ bool stream_rows(const RowsView& from, const Param& weight, const Param& bias,
   NormStream<T> p;
   const bool relu = around.before == 1;
   if ((around.before != 0 && !(Centered && relu)) || around.after != 0) return false;
+  // Shorter rows leave map_rows enough in flight, and those of rms_norm take few registers there.
+  if (cols < 16384 || (!ragged && (!Centered || cols * sizeof(T) <= 32768))) return false;
   if (!plan_stream<T>(x.numel() / cols, cols, ragged, kNormLag<T, Centered> + 1, p)) return false;
   p.ring.source[0] = from.read<T>();
   p.ring.end[0] = end_of<T>(from, cols);
@@ -94,9 +97,9 @@ bool stream_rows(const RowsView& from, const Param& weight, const Param& bias,
       return ragged ? launch_stream(norm_stream<T, true, true, true>, p, stream)
                     : launch_stream(norm_stream<T, true, false, true>, p, stream);
     }
+    if (!ragged) return launch_stream(norm_stream<T, true, false, false>, p, stream);
   }
-  return ragged ? launch_stream(norm_stream<T, Centered, true, false>, p, stream)
-                : launch_stream(norm_stream<T, Centered, false, false>, p, stream);
+  return launch_stream(norm_stream<T, Centered, true, false>, p, stream);
 }
 
 // Into what is there of `out`: without a y, only the statistics.
@@ -129,8 +132,8 @@ void normalise_rows(const Tensor& x, const std::optional<Tensor>& weight_,
       if (!(like_x || floats) || (around.dropout() && !writes)) extras = Extras::all;
       if (plain && N > 1) extras = alone ? Extras::none : Extras::relu;
       // What is rare is compiled once.
-      const auto kernel = map_rows<N, false, true, NormForward<T, Centered, Extras::all>>;
-      if (N == 1 || !plan_rows<N>(rows, cols, ragged, kernel).held) extras = Extras::all;
+      using Rare = NormForward<T, Centered, Extras::all>;
+      if (N == 1 || !can_hold<N, Rare>(rows, cols, ragged)) extras = Extras::all;
       const auto run = [&]<Extras E, class W>(std::integral_constant<Extras, E>, Type<W>) {
         using A = compute_t<T>;
         NormForward<T, Centered, E, W> visitor;
@@ -142,8 +145,8 @@ void normalise_rows(const Tensor& x, const std::optional<Tensor>& weight_,
         visitor.rstd = out.rstd.numel() > 0 ? mutable_data<A>(out.rstd) : nullptr;
         visitor.weight = weight.read();
         visitor.bias = bias.read();
-        visitor.before = around.make(around.before, 0);
-        visitor.after = around.make(around.after, 1);
+        visitor.before = around.template make<A>(around.before, 0);
+        visitor.after = around.template make<A>(around.after, 1);
         visitor.offset = weight.tensor ? A(offset) : A(0);
         visitor.eps = A(eps);
         visitor.share = A(1) / A(cols);
@@ -276,8 +279,8 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
     p.rstd = data<A>(statistics.rstd);
     p.weight = weight.read();
     p.bias = bias.read();
-    p.before = around.make(around.before, 0);
-    p.after = around.make(around.after, 1);
+    p.before = around.template make<A>(around.before, 0);
+    p.after = around.template make<A>(around.after, 1);
     p.summed = saved.summed;
     p.has_grad_h = grad_h.has_value();
     p.has_x = relu_beside_h;

@@ -4,7 +4,7 @@
 
 #include <opforge/host_rows.h>
 
-#include <opforge/softmax_stream.cuh>
+#include <opforge/softmax.cuh>
 
 namespace opforge {
 
@@ -59,32 +59,18 @@ inline MaskView stretch(const char* name, const Tensor& given, const Tensor& x) 
 // Calls f with what a kernel must be compiled for, as a type. Doubles get less choice, to compile
 // less.
 template <class T, class F>
-void with_masked(bool none, bool alike, const F& f) {
+void with_masked(bool alike, const F& f) {
   if constexpr (sizeof(T) < 8) {
-    if (none) return f(std::integral_constant<Masked, Masked::no>{});
     if (alike) return f(std::integral_constant<Masked, Masked::alike>{});
   }
   f(std::integral_constant<Masked, Masked::any>{});
 }
 
-// Whether softmax_stream took the rows: many long ones without a mask.
-template <class T, bool Log>
-bool stream_rows(const RowsView& from, double scale, bool ragged, const Tensor& y) {
-  const Tensor& x = from.tensor;
-  const int64_t cols = x.size(x.dim() - 1);
-  SoftmaxStream<T> p;
-  p.scale = float(scale);
-  p.exponent = float(scale * 1.4426950408889634);
-  // Differences are taken before they are scaled: of the largest numbers they may be infinite,
-  // which is right unless the scale is tiny.
-  if (!(p.exponent >= 1e-30f && p.exponent < INFINITY)) return false;
-  if (!plan_stream<T>(x.numel() / cols, cols, ragged, 1, p)) return false;
-  p.ring.source[0] = from.read<T>();
-  p.ring.end[0] = end_of<T>(from, cols);
-  p.y = mutable_data<T>(y);
-  const cudaStream_t stream = current_stream(x);
-  return ragged ? launch_stream(softmax_stream<T, Log, true>, p, stream)
-                : launch_stream(softmax_stream<T, Log, false>, p, stream);
+// Whether the scale is one that SoftmaxPlain takes: differences are taken before they are scaled,
+// and those of the largest numbers may be infinite, which is right unless the scale is tiny.
+inline bool is_plain(double scale) {
+  const float exponent = float(scale * 1.4426950408889634);
+  return exponent >= 1e-30f && exponent < INFINITY;
 }
 
 template <bool Log>
@@ -101,22 +87,28 @@ Tensor softmax_forward(const char* name, const Tensor& x, const std::optional<Te
   const RowsView from = as_rows(x), to = as_rows(y);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
     with_row_vectors<T>({&to, &from}, [&]<int N>(Width<N>, bool ragged) {
+      using Rare = SoftmaxForward<T, Log, Masked::any>;
+      const bool rare = N == 1 || !can_hold<N, Rare>(rows, cols, ragged);
+      const auto run = [&](auto visitor) {
+        visitor.x = from.read<T>();
+        visitor.y = mutable_data<T>(y);
+        visitor.scale = compute_t<T>(scale);
+        visitor.cols = cols;
+        map_rows<N>(rows, cols, ragged, visitor, current_stream(x));
+      };
       if constexpr (N > 1 && sizeof(T) < 8) {
-        if (!mask && !causal && stream_rows<T, Log>(from, scale, ragged, y)) return;
+        if (!rare && !mask && !causal && is_plain(scale)) {
+          SoftmaxPlain<T, Log> visitor;
+          visitor.exponent = float(scale * 1.4426950408889634);
+          return run(visitor);
+        }
       }
-      const auto kernel = map_rows<N, false, true, SoftmaxForward<T, Log, Masked::any>>;
-      const bool rare = N == 1 || !plan_rows<N>(rows, cols, ragged, kernel).held;
-      const bool alike = !rare && (!added || added->like<T>(to));
-      with_masked<T>(!rare && !mask && !causal, alike,
+      with_masked<T>(!rare && (!added || added->like<T>(to)),
                      [&]<Masked M>(std::integral_constant<Masked, M>) {
                        SoftmaxForward<T, Log, M> visitor;
-                       visitor.x = from.read<T>();
-                       visitor.y = mutable_data<T>(y);
                        if (added) visitor.mask = added->read();
                        visitor.causal = visible;
-                       visitor.scale = compute_t<T>(scale);
-                       visitor.cols = cols;
-                       map_rows<N>(rows, cols, ragged, visitor, current_stream(x));
+                       run(visitor);
                      });
     });
   });
@@ -148,8 +140,7 @@ Tensor softmax_backward(const char* name, const Tensor& grad_y, const Tensor& y,
         map_rows<N>(rows, cols, ragged, visitor, current_stream(y));
       };
       if constexpr (sizeof(T) < 8 && N > 1) {
-        const auto kernel = map_rows<N, false, true, SoftmaxBackward<T, Log, true>>;
-        const bool held = plan_rows<N>(rows, cols, ragged, kernel).held;
+        const bool held = can_hold<N, SoftmaxBackward<T, Log, true>>(rows, cols, ragged);
         if (held && !causal) return run(std::false_type{});
       }
       run(std::true_type{});

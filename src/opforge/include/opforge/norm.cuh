@@ -54,11 +54,12 @@ __device__ __forceinline__ Packed<T, N> relu_gradient(Packed<T, N> grad, const P
 }
 
 // A relu, a dropout or both; the mask follows from the seed, on the device, and the element.
+template <class A>
 struct Around {
   bool relu = false, dropout = false;
   const int64_t* seed = nullptr;
   uint32_t threshold = 0;
-  double factor = 1;  // of what is kept
+  A factor = 1;  // of what is kept
 
   __device__ __forceinline__ uint64_t key() const { return dropout ? uint64_t(*seed) : 0; }
   // Bit e: element first + e stays. Whole: `first` is a multiple of N, as the compiler then sees.
@@ -66,10 +67,10 @@ struct Around {
   __device__ __forceinline__ uint32_t kept(uint64_t key, int64_t first) const {
     return kept_bits<N>(key, Whole ? first & -int64_t(N) : first, threshold);
   }
-  template <int N, class A>
+  template <int N>
   __device__ __forceinline__ void drop(uint32_t kept, A (&v)[N]) const {
 #pragma unroll
-    for (int e = 0; e < N; ++e) v[e] = (kept >> e & 1) != 0 ? v[e] * A(factor) : A(0);
+    for (int e = 0; e < N; ++e) v[e] = (kept >> e & 1) != 0 ? v[e] * factor : A(0);
   }
 };
 
@@ -170,9 +171,20 @@ struct NormForward {
   T *h, *y;  // h if there is a residual; without y only the statistics are wanted
   A *mean, *rstd;
   Param weight, bias;
-  Around before, after;
+  Around<A> before, after;
   A offset, eps, share;  // offset: of the weight, if there is one; share: 1 / cols
   int64_t cols;
+
+  // What takes few registers: two vectors to a thread if rows are short, and less at once for long
+  // ones, two of which take up a multiprocessor otherwise.
+  static constexpr bool kMuchBeside = (Centered ? 2 : 1) * sizeof(W) > 2 * sizeof(T);
+  using Usual = HoldUsual<(kDropout || kMuchBeside ? 1 : 2)>;
+  using Lean = std::conditional_t<Centered, Usual, Hold<2, 512, 4, 1>>;
+  using Short = std::conditional_t<kExtras, Hold<2, 512, 3, 2>, Lean>;
+  using Long = std::conditional_t<kExtras || Centered, Usual, Hold<4, 512, 3, 1>>;
+  template <bool Ragged>
+  using Holds = std::conditional_t<Ragged || kDropout || !std::is_same_v<T, W>, Holdings<Usual>,
+                                   Holdings<Short, Usual, Long>>;
 
   template <int N>
   struct Loaded {
@@ -210,7 +222,7 @@ struct NormForward {
   template <int N>
   __device__ __forceinline__ void prepare(const Cursor& c, int64_t col, Loaded<N>& in,
                                           bool again) const {
-    const auto kept = [&](const Around& around, uint64_t key) {
+    const auto kept = [&](const Around<A>& around, uint64_t key) {
       if (!kDropout || !around.dropout) return ~0u;
       return around.template kept<N, extras == Extras::dropout>(key, c.row * cols + col);
     };

@@ -71,7 +71,7 @@ struct NormBackward {
   T *grad_x, *grad_residual;  // grad_residual if it is not grad_x
   const A *mean, *rstd;
   Param weight, bias;
-  Around before, after;
+  Around<A> before, after;
   bool summed;  // h is before(x) + residual, else x is all there is
   bool has_grad_h, has_x;
   A offset, share;             // share: 1 / cols
@@ -105,8 +105,8 @@ struct Owned {
 // What stays of a vector after the norm, and, from bit 16 on, before it.
 template <int N, With with, class T>
 __device__ __forceinline__ uint32_t kept_around(const NormBackward<T>& p, int64_t flat) {
-  const auto kept = [&](const Around& around) {
-    return around.kept<N, (N > 1)>(around.key(), flat);
+  const auto kept = [&](const auto& around) {
+    return around.template kept<N, (N > 1)>(around.key(), flat);
   };
   if constexpr (with == With::dropout) return kept(p.after);
   return (p.after.dropout ? kept(p.after) : 0) | (p.before.dropout ? kept(p.before) << 16 : 0);

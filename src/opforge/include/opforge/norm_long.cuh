@@ -10,17 +10,17 @@ namespace opforge {
 
 // What stands around a norm, for one element, and its gradient.
 template <class A>
-__device__ __forceinline__ A dropped(const Around& around, int64_t at, A v) {
+__device__ __forceinline__ A dropped(const Around<A>& around, int64_t at, A v) {
   A one[1] = {v};
-  if (around.dropout) around.drop(around.kept<1>(around.key(), at), one);
+  if (around.dropout) around.drop(around.template kept<1>(around.key(), at), one);
   return one[0];
 }
 template <class A>
-__device__ __forceinline__ A pass(const Around& around, int64_t at, A v) {
+__device__ __forceinline__ A pass(const Around<A>& around, int64_t at, A v) {
   return dropped(around, at, around.relu && v < A(0) ? A(0) : v);
 }
 template <class A>
-__device__ __forceinline__ A pass_back(const Around& around, int64_t at, A input, A v) {
+__device__ __forceinline__ A pass_back(const Around<A>& around, int64_t at, A input, A v) {
   return around.relu && input <= A(0) ? A(0) : dropped(around, at, v);
 }
 

@@ -18,9 +18,8 @@ constexpr int kStreamThreads = 512;  // of a block, and a warp that fills the ri
 constexpr int kStreamColumns = 16;   // of a thread
 template <class T>
 constexpr int kStreamRows = 4 / sizeof(T);  // of a thread in a tile: what a turn costs is shared
-// Below this map_rows is as good: shorter rows leave it enough in flight, and few tiles to a
-// cluster do not make up for a ring that fills and drains.
-constexpr int kStreamLeast = 16384;  // columns, which take more than one block
+// With fewer tiles to a cluster map_rows is as good: they do not make up for a ring that fills and
+// drains.
 constexpr int kStreamTurns = 4;
 
 template <class T>
@@ -95,7 +94,7 @@ class StreamTiles {
 template <class T>
 bool plan_stream(int64_t rows, int64_t cols, bool ragged, int used, RowStream<T>& p) {
   constexpr int64_t kElement = sizeof(T);
-  if (cols < kStreamLeast || rows >= 1 << 30) return false;
+  if (rows >= 1 << 30) return false;
   RowPlan& plan = p.plan;
   RingParams<T, 1>& ring = p.ring;
   const int64_t threads = ceil_div(cols, int64_t(kStreamColumns));

@@ -2,11 +2,11 @@
 // One result per row of a matrix, and a new row from it: norms, softmax and their gradients.
 // Includes no torch header.
 //
-// Each row is read once and held in registers, four 16-byte vectors to a thread, while its threads
-// agree on the total: a few lanes, a block, or the blocks of a cluster through each other's shared
-// memory, whatever the length takes. Only a row too long for eight blocks (before 9.0: for one) is
-// read again for every total and for its result. Blocks do one row each, and many are in flight:
-// memory is never idle while some of them add up.
+// Each row is read once and held in registers, two to eight 16-byte vectors to a thread, while its
+// threads agree on the total: a few lanes, a block, or the blocks of a cluster through each other's
+// shared memory, whatever the length takes. Only a row too long for eight blocks (before 9.0: for
+// one) is read again for every total and for its result. Blocks do one row each, and many are in
+// flight: memory is never idle while some of them add up. How many follows from the registers.
 //
 // Rows need not be aligned, only all operands alike: vectors begin at 16-byte boundaries of memory,
 // and the two ends of a row go by element.
@@ -24,11 +24,30 @@
 
 namespace opforge {
 
-constexpr int kHeld = 4;          // vectors of a row that a thread holds
-constexpr int kRowThreads = 512;  // of a block, before a row is spread over several
-constexpr int kRowBound = 576;    // of which the registers of two blocks must do for their threads
+constexpr int kHeld = 4;          // vectors of a row that a thread holds, usually
+constexpr int kRowThreads = 512;  // most of a block, before a row is spread over several
 constexpr int kRowBlock = 128;    // threads of a block of short rows
 constexpr int kMaxCluster = 8;
+constexpr int kManyRows = 64;  // with fewer a multiprocessor has no second one to work on
+
+// How a row is held: so many vectors to a thread (0: not at all), of a block of so many threads at
+// most; so many such blocks must have enough registers at once. Beside: vectors of what else a
+// result takes, loaded at once.
+template <int Vectors, int Threads, int Blocks, int Beside>
+struct Hold {
+  static constexpr int kVectors = Vectors, kThreads = Threads, kBlocks = Blocks, kBeside = Beside;
+};
+template <int Beside>
+using HoldUsual = Hold<kHeld, 576, 2, Beside>;
+using HoldNothing = Hold<0, 576, 2, 1>;
+
+// What a visitor chooses for rows of up to 1024 vectors, up to 1536, and for many that are longer.
+template <class Short, class Middle = Short, class Long = Middle>
+struct Holdings {
+  using OfShort = Short;
+  using OfMiddle = Middle;
+  using OfLong = Long;
+};
 
 // The rows of a tensor: the last dim is contiguous, the others are one or two dims with any
 // strides.
@@ -57,23 +76,24 @@ struct RowPlan {
 };
 
 // `width` is that of a vector; ragged rows need not begin or end with a whole one.
-inline RowPlan plan_rows(int64_t rows, int64_t cols, int width, bool ragged, bool clusters) {
+inline RowPlan plan_rows(int64_t rows, int64_t cols, int width, bool ragged, bool clusters,
+                         int held = kHeld, int most = kRowThreads) {
   RowPlan p{rows, cols, ragged ? 2 * width : 1, 1, kRowBlock, true};  // an element to a thread
-  const int64_t threads = ceil_div(ceil_div(cols, width), kHeld);
+  const int64_t threads = ceil_div(ceil_div(cols, width), held);
   if (threads <= kWarp) {
     while (p.group < threads) p.group *= 2;
     return p;
   }
   const auto warps = [&] { return ceil_div(ceil_div(threads, p.cluster), kWarp) * kWarp; };
-  while (clusters && p.cluster < kMaxCluster && warps() > kRowThreads) p.cluster *= 2;
-  p.held = warps() <= kRowThreads;
-  p.group = p.block = int(std::min<int64_t>(warps(), kRowThreads));
+  while (clusters && p.cluster < kMaxCluster && warps() > most) p.cluster *= 2;
+  p.held = warps() <= most;
+  p.group = p.block = int(std::min<int64_t>(warps(), most));
   return p;
 }
 
 // This thread's place among those of its row.
 struct Place {
-  int64_t row;
+  int64_t row;      // 0 if there is none
   int index, size;  // among the row's threads, in all of its blocks
   bool exists;      // the last block may have less rows than it could
 
@@ -88,6 +108,7 @@ struct Place {
       index = int(blockIdx.x & (p.cluster - 1)) * p.group + int(threadIdx.x);
     }
     exists = row < p.rows;
+    if (!exists) row = 0;
   }
 };
 
@@ -153,8 +174,11 @@ struct Columns {
   int64_t vectors;
 
   template <class T>
-  __device__ __forceinline__ Columns(const T* start, int64_t cols) {
-    head = N == 1 ? 0 : (N - misalignment(start)) % N;
+  __device__ __forceinline__ Columns(const T* start, int64_t cols, bool ragged = true) {
+    head = ends = 0;
+    vectors = cols / N;
+    if (N == 1 || !ragged) return;
+    head = (N - misalignment(start)) % N;
     if (head > cols) head = int(cols);
     vectors = (cols - head) / N;
     ends = int(cols - vectors * N);
@@ -167,6 +191,12 @@ template <class A>
 struct Sum {
   A value = 0;
   __device__ __forceinline__ void operator+=(const Sum& other) { value += other.value; }
+};
+
+// For visitors of which no length of rows is special.
+struct HeldAsUsual {
+  template <bool Ragged>
+  using Holds = Holdings<HoldUsual<2>>;
 };
 
 // For visitors that take nothing but the row.
@@ -193,14 +223,15 @@ struct NothingBeside {
 //   template <int N, bool Ragged> struct Beside, what else a result takes; Beside<N, Ragged>
 //   load_beside<N, Ragged>(Cursor, col); Packed<Element, N> result(Cursor, col, Loaded<N>,
 //   Beside<N, Ragged>, Settled);
-//   void write(Cursor, col, Packed<Element, N>).
-template <int N, bool Ragged, bool Held, class Visitor>
-__global__ void __launch_bounds__(kRowBound, 2) map_rows(const RowPlan p, const Visitor visitor) {
-  using T = typename Visitor::Element;
+//   void write(Cursor, col, Packed<Element, N>);
+//   template <bool Ragged> using Holds = Holdings<...>.
+template <int N, bool Ragged, class Holding, class Visitor>
+__global__ void __launch_bounds__(Holding::kThreads, Holding::kBlocks)
+    map_rows(const RowPlan p, const Visitor visitor) {
   arrive_rows(p);
   const Place place(p);
-  const auto cursor = visitor.start(place.exists ? place.row : 0);
-  const Columns<N> columns(visitor.first(cursor), place.exists ? p.cols : 0);
+  const auto cursor = visitor.start(place.row);
+  const Columns<N> columns(visitor.first(cursor), place.exists ? p.cols : 0, Ragged);
   const bool has_end = Ragged && place.index < columns.ends;
   const int64_t end = columns.end(place.index);
   typename Visitor::template Loaded<1> single;
@@ -217,13 +248,13 @@ __global__ void __launch_bounds__(kRowBound, 2) map_rows(const RowPlan p, const 
     }
     if (place.exists && place.index == 0) visitor.finish(cursor, settled);
   };
-  if constexpr (Held) {
-    typename Visitor::template Loaded<N> held[kHeld];
-    Packed<T, N> out[kHeld];
+  if constexpr (Holding::kVectors > 0) {
+    constexpr int kOwn = Holding::kVectors, kAtOnce = Holding::kBeside;
+    typename Visitor::template Loaded<N> held[kOwn];
     const int vectors = int(columns.vectors);
     const auto owned = [&](auto&& body) {
 #pragma unroll
-      for (int k = 0; k < kHeld; ++k) {
+      for (int k = 0; k < kOwn; ++k) {
         const int i = place.index + k * place.size;
         if (i < vectors) body(k, int(columns.vector(i)));
       }
@@ -235,12 +266,8 @@ __global__ void __launch_bounds__(kRowBound, 2) map_rows(const RowPlan p, const 
       owned([&](int k, int) { body(held[k]); });
       if (has_end) body(single);
     };
-    // Two at a time: all at once would take too many registers, one at a time too long, unless it
-    // is large. The first come while the row is added up. And all results first, so that no store
-    // holds up a load.
-    using Beside = typename Visitor::template Beside<N, Ragged>;
-    constexpr int kAtOnce = sizeof(Beside) > 32 ? 1 : 2;
-    Beside beside[kAtOnce];
+    // The first come while the row is added up; all at once would take too many registers.
+    typename Visitor::template Beside<N, Ragged> beside[kAtOnce];
     const auto load_beside = [&](int first) {
       owned([&](int k, int col) {
         if (k / kAtOnce * kAtOnce != first) return;
@@ -251,14 +278,14 @@ __global__ void __launch_bounds__(kRowBound, 2) map_rows(const RowPlan p, const 
     const auto settled = visitor.settle(cursor, each, total);
     if (turn == 0) await_rows(p);
 #pragma unroll
-    for (int first = 0; first < kHeld; first += kAtOnce) {
+    for (int first = 0; first < kOwn; first += kAtOnce) {
       if (first > 0) load_beside(first);
       owned([&](int k, int col) {
         if (k / kAtOnce * kAtOnce != first) return;
-        out[k] = visitor.result(cursor, col, held[k], beside[k - first], settled);
+        visitor.write(cursor, col,
+                      visitor.result(cursor, col, held[k], beside[k - first], settled));
       });
     }
-    owned([&](int k, int col) { visitor.write(cursor, col, out[k]); });
     conclude(settled);
   } else {
     bool again = false;
@@ -286,10 +313,21 @@ __global__ void __launch_bounds__(kRowBound, 2) map_rows(const RowPlan p, const 
 }
 
 // With clusters only if a row takes one, and the machine code of the kernel can.
-template <int N, class... Params>
+template <int N, class Holding, class... Params>
 RowPlan plan_rows(int64_t rows, int64_t cols, bool ragged, void (*kernel)(Params...)) {
-  const RowPlan p = plan_rows(rows, cols, N, ragged, false);
-  return p.held || !can_cluster(kernel) ? p : plan_rows(rows, cols, N, ragged, true);
+  const auto plan = [&](bool clusters) {
+    return plan_rows(rows, cols, N, ragged, clusters, Holding::kVectors,
+                     std::min(Holding::kThreads, kRowThreads));
+  };
+  const RowPlan p = plan(false);
+  return p.held || !can_cluster(kernel) ? p : plan(true);
+}
+
+// Whether the rows of a visitor fit the registers of their threads.
+template <int N, class Visitor>
+bool can_hold(int64_t rows, int64_t cols, bool ragged) {
+  using Holding = typename Visitor::template Holds<false>::OfLong;
+  return plan_rows<N, Holding>(rows, cols, ragged, map_rows<N, false, Holding, Visitor>).held;
 }
 
 // A visitor with kLong also takes what is rare: rows that are not held, vectors of one element.
@@ -298,10 +336,22 @@ void map_rows(int64_t rows, int64_t cols, bool ragged, const Visitor& visitor,
               cudaStream_t stream) {
   if (rows == 0) return;
   const auto run = [&]<bool Ragged>(std::bool_constant<Ragged>) {
-    const RowPlan p = plan_rows<N>(rows, cols, Ragged, map_rows<N, Ragged, true, Visitor>);
-    const Config config{dim3(p.blocks()), dim3(p.block), stream, 0, false, p.cluster};
-    if (p.held) return launch(map_rows<N, Ragged, true, Visitor>, config, p, visitor);
-    if constexpr (Visitor::kLong) launch(map_rows<N, Ragged, false, Visitor>, config, p, visitor);
+    using Holds = typename Visitor::template Holds<Ragged>;
+    const auto hold = [&]<class Holding>(Holding*) {
+      const auto kernel = map_rows<N, Ragged, Holding, Visitor>;
+      const RowPlan p = plan_rows<N, Holding>(rows, cols, Ragged, kernel);
+      const Config config{dim3(p.blocks()), dim3(p.block), stream, 0, false, p.cluster};
+      if (p.held) return launch(kernel, config, p, visitor);
+      if constexpr (Visitor::kLong) {
+        launch(map_rows<N, Ragged, HoldNothing, Visitor>, config, p, visitor);
+      }
+    };
+    const int64_t vectors = ceil_div(cols, N);
+    if (vectors <= 1024) return hold(static_cast<typename Holds::OfShort*>(nullptr));
+    if (vectors <= 1536 || rows < kManyRows) {
+      return hold(static_cast<typename Holds::OfMiddle*>(nullptr));
+    }
+    hold(static_cast<typename Holds::OfLong*>(nullptr));
   };
   if constexpr (N > 1) {
     if (ragged) return run(std::true_type{});

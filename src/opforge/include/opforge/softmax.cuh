@@ -2,9 +2,11 @@
 // softmax and log_softmax of v = x * scale + mask over rows, and their gradients. Includes no torch
 // header.
 //
-// The exponential is the dear part: 16 of them a clock, while memory delivers 5 bfloat16. Forward
-// softmax takes them once, around the largest element of each vector, and holds them in place of
-// the elements; what is left is a factor per vector.
+// The exponential is the dear part: 16 of them a clock, while memory delivers 5 bfloat16. So there
+// is time to take them twice: without a mask a row is held as it lies in memory, in few registers,
+// and three blocks of a multiprocessor have theirs under way. With one, forward softmax takes them
+// once, around the largest element of each vector, and holds them in place of the elements; what is
+// left is a factor per vector.
 #pragma once
 
 #include <opforge/params.h>
@@ -76,16 +78,160 @@ struct Mask {
   }
 };
 
-// What a kernel is compiled for: the less, the fewer registers. Nothing but x; causal, a mask whose
-// vectors lie as those of x, or both; causal, any mask, or both.
-enum class Masked { no, alike, any };
+// The largest of a thread's elements, NaN aside. Of 16-bit ones two at a time.
+template <class T>
+class Largest {
+ public:
+  __device__ __forceinline__ Largest() {
+    for (uint32_t& word : pairs_.word) word = std::is_same_v<T, half> ? 0xfc00fc00u : 0xff80ff80u;
+  }
+  template <int N>
+  __device__ __forceinline__ void add(const Packed<T, N>& packed) {
+#if defined(__CUDA_ARCH__)
+    if constexpr (sizeof(T) == 2 && N == kVec<T>) {
+#pragma unroll
+      for (int i = 0; i < N / 2; ++i) {
+        Pair<T> one, other;
+        memcpy(&one, &pairs_.word[i], sizeof one);
+        memcpy(&other, &packed.word[i], sizeof other);
+        one = __hmax2(one, other);
+        memcpy(&pairs_.word[i], &one, sizeof one);
+      }
+      return;
+    }
+#endif
+    take(packed, top_);
+  }
+  __device__ __forceinline__ float value() const {
+    float top = top_;
+    if constexpr (sizeof(T) == 2) take(pairs_, top);
+    return top;
+  }
+
+ private:
+  template <int N>
+  static __device__ __forceinline__ void take(const Packed<T, N>& packed, float& top) {
+    float v[N];
+    widen(packed, v);
+#pragma unroll
+    for (int e = 0; e < N; ++e) top = max(top, v[e]);
+  }
+
+  float top_ = -INFINITY;
+  Packed<T, kVec<T>> pairs_;  // -inf each
+};
+
+// e^((x - base) * scale), given the exponent of 2 for 1 of x.
+__device__ __forceinline__ float power(float x, float base, float exponent) {
+  return roughly_exp2((x - base) * exponent);
+}
+
+// As Peak, of elements that are not scaled yet: their differences are exact.
+struct ScaledPeak {
+  float top = -INFINITY, sum = 0;
+  float exponent = 1;  // of 2, for 1 of an element; the same in all that are added up
+
+  __device__ __forceinline__ void operator+=(const ScaledPeak& other) {
+    const bool higher = other.top > top;
+    const float low = higher ? top : other.top, high = higher ? other.top : top;
+    const float factor = power(low, finite_base(high), other.exponent);
+    sum = higher ? fma(sum, factor, other.sum) : fma(other.sum, factor, sum);
+    top = high;
+    exponent = other.exponent;
+  }
+};
+
+// One exponential for all lanes, not one for each step.
+__device__ __forceinline__ ScaledPeak warp_total(ScaledPeak peak) {
+  const float top = warp_max(peak.top);
+  peak.sum = warp_sum(peak.sum * power(peak.top, finite_base(top), peak.exponent));
+  peak.top = top;
+  return peak;
+}
+
+// No mask, and a scale that leaves the order of the elements and is not tiny.
+template <class T, bool Log>
+struct SoftmaxPlain : NothingBeside {
+  using Element = T;
+  static constexpr bool kLong = false;
+  Rows<const T> x;
+  T* y;
+  float scale, exponent;  // of 2, for 1 of x
+  int64_t cols;
+
+  template <bool Ragged>
+  using Holds = Holdings<Hold<4, 512, 3, 1>, Hold<4, 512, 3, 1>, Hold<8, 256, 4, 1>>;
+
+  struct Cursor {
+    int64_t row;
+    const T* x;
+  };
+  template <int N>
+  struct Loaded {
+    Packed<T, N> x;
+  };
+  struct Settled {
+    float base, shift;  // log(sum), to the base that is wanted
+  };
+
+  __device__ __forceinline__ Cursor start(int64_t row) const { return {row, x.at(row)}; }
+  __device__ __forceinline__ const T* first(const Cursor& c) const { return c.x; }
+
+  template <int N>
+  __device__ __forceinline__ Loaded<N> load(const Cursor& c, int64_t col) const {
+    return {load_packed<N>(c.x + col)};
+  }
+  template <int N>
+  __device__ __forceinline__ void prepare(const Cursor&, int64_t, Loaded<N>&, bool) const {}
+
+  // A row of -inf is NaN, as in PyTorch: an infinite shift, or infinite differences.
+  template <class Each, class Total>
+  __device__ __forceinline__ Settled settle(const Cursor&, const Each& each,
+                                            const Total& total) const {
+    Largest<T> largest;
+    each([&]<int N>(const Loaded<N>& in) { largest.add(in.x); });
+    ScaledPeak peak{largest.value(), 0, exponent};
+    const float base = finite_base(peak.top);
+    each([&]<int N>(const Loaded<N>& in) {
+      float v[N], own = 0;
+      widen(in.x, v);
+#pragma unroll
+      for (int e = 0; e < N; ++e) own += power(v[e], base, exponent);
+      peak.sum += own;
+    });
+    peak = total(peak);
+    return {finite_base(peak.top), Log ? log(peak.sum) : roughly_log2(peak.sum)};
+  }
+  __device__ __forceinline__ void finish(const Cursor&, const Settled&) const {}
+
+  template <int N>
+  __device__ __forceinline__ Packed<T, N> result(const Cursor&, int64_t, const Loaded<N>& in,
+                                                 const Nothing&, const Settled& settled) const {
+    float v[N];
+    widen(in.x, v);
+#pragma unroll
+    for (int e = 0; e < N; ++e) {
+      const float logarithm = fma(v[e] - settled.base, Log ? scale : exponent, -settled.shift);
+      v[e] = Log ? logarithm : roughly_exp2(logarithm);
+    }
+    return narrow<T>(v);
+  }
+  template <int N>
+  __device__ __forceinline__ void write(const Cursor& c, int64_t col,
+                                        const Packed<T, N>& out) const {
+    store<N>(y + c.row * cols + col, out);
+  }
+};
+
+// What a kernel is compiled for: the less, the fewer registers. Causal, a mask whose vectors lie as
+// those of x, both or nothing; or any mask.
+enum class Masked { alike, any };
 
 template <class T, bool Log, Masked masked>
-struct SoftmaxForward : NothingBeside {
+struct SoftmaxForward : NothingBeside, HeldAsUsual {
   using Element = T;
   using A = compute_t<T>;
-  static constexpr bool kMasked = masked != Masked::no, kAlike = masked == Masked::alike;
-  static constexpr bool kLong = masked == Masked::any;
+  static constexpr bool kAlike = masked == Masked::alike, kLong = masked == Masked::any;
   Rows<const T> x;
   T* y;
   Mask mask;
@@ -114,22 +260,15 @@ struct SoftmaxForward : NothingBeside {
   };
 
   __device__ __forceinline__ Cursor start(int64_t row) const {
-    Cursor c{row, x.at(row), 0, Column(cols)};
-    if constexpr (kMasked) {
-      if (mask.values) c.mask = mask.at(row);
-      c.visible = Column(causal.visible(row, cols));
-    }
-    return c;
+    return {row, x.at(row), mask.values ? mask.at(row) : 0, Column(causal.visible(row, cols))};
   }
   __device__ __forceinline__ const T* first(const Cursor& c) const { return c.x; }
 
   template <int N>
   __device__ __forceinline__ Loaded<N> load(const Cursor& c, int64_t col) const {
     Loaded<N> in;
-    if constexpr (kMasked) {
-      in.x = in.mask = {};
-      if (Column(col) >= c.visible) return in;
-    }
+    in.x = in.mask = {};
+    if (Column(col) >= c.visible) return in;
     in.x = load_packed<N>(c.x + col);
     if (kAlike && mask.values) {
       in.mask = load_packed<N>(static_cast<const T*>(mask.values.data) + c.mask + col);
@@ -140,7 +279,7 @@ struct SoftmaxForward : NothingBeside {
   template <int N>
   __device__ __forceinline__ void prepare(const Cursor& c, int64_t col, Loaded<N>& in, bool) const {
     widen(in.x, in.v);
-    if (kAlike || (kMasked && mask.values && Column(col) < c.visible)) {
+    if (kAlike || (mask.values && Column(col) < c.visible)) {
       A added[N];
       if constexpr (kAlike) {
         widen(in.mask, added);
@@ -175,7 +314,7 @@ struct SoftmaxForward : NothingBeside {
       peak += own;
     });
     peak = total(peak);
-    const bool masks = kMasked && (mask.values || causal.queries != 0);
+    const bool masks = mask.values || causal.queries != 0;
     const bool covered = masks && peak.sum == A(0);
     if constexpr (Log) return {finite_base(peak.top), A(1), covered ? A(0) : log(peak.sum)};
     return {finite_base(peak.top), covered ? A(0) : A(1) / peak.sum, A(0)};
@@ -213,18 +352,16 @@ struct SoftmaxForward : NothingBeside {
   }
   template <int N>
   __device__ __forceinline__ void hide(const Cursor& c, int64_t col, A (&v)[N], A value) const {
-    if constexpr (kMasked) {
-      const Column left = c.visible - Column(col);
-      if (left >= N) return;
+    const Column left = c.visible - Column(col);
+    if (left >= N) return;
 #pragma unroll
-      for (int e = 0; e < N; ++e) v[e] = e < left ? v[e] : value;
-    }
+    for (int e = 0; e < N; ++e) v[e] = e < left ? v[e] : value;
   }
 };
 
 // dx = scale * y * (dy - sum(dy * y)), or scale * (dy - exp(y) * sum(dy)) of the logarithm.
 template <class T, bool Log, bool Hides>
-struct SoftmaxBackward : NothingBeside {
+struct SoftmaxBackward : NothingBeside, HeldAsUsual {
   using Element = T;
   using A = compute_t<T>;
   static constexpr bool kLong = Hides;

@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.arrived = 0;
   arrive_rows(plan);
   const Place place(plan);
-  const int64_t row = place.exists ? place.row : 0;
+  const int64_t row = place.row;
   const T* const start = p.logits.at(row);
   const Columns<N> columns(start, place.exists ? plan.cols : 0);
   const bool smooth = p.smoothing != A(0);

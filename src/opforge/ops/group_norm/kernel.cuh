@@ -84,6 +84,9 @@ struct PlanesForward : NormForward<T, true, Extras::none> {
   GroupNorm<T> norm;
   Division groups, plane;  // groups of a sample; pixels of a plane
 
+  template <bool Ragged>
+  using Holds = Holdings<HoldUsual<(sizeof(A) > 4 ? 1 : 2)>>;
+
   __device__ __forceinline__ Affine<A> affine(const Cursor& c, int64_t plane) const {
     const int64_t group = c.row - groups.divide(c.row) * groups.divisor;
     return norm.affine(group * norm.members.divisor + plane);
@@ -132,7 +135,7 @@ struct PlanesForward : NormForward<T, true, Extras::none> {
 
 // A row is a plane, or a piece of one: of x and of the gradient of y.
 template <class T>
-struct PlaneRows : NothingBeside {
+struct PlaneRows : NothingBeside, HeldAsUsual {
   using Element = T;
   using A = compute_t<T>;
   static constexpr bool kLong = true;
@@ -277,7 +280,7 @@ __global__ void __launch_bounds__(kRowBlock)
                 GroupMeans<compute_t<T>>* means) {
   using A = compute_t<T>;
   const Place place(plan);
-  const int64_t group = place.exists ? place.row : 0;  // of all samples
+  const int64_t group = place.row;  // of all samples
   const int64_t members = norm.members.divisor, sample = group / groups;
   const int64_t first = (group - sample * groups) * members;  // channel
   Dots<A, true> total;
