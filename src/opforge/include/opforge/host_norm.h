@@ -331,13 +331,10 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
       if (around.before == 1 && around.after == 0) with = With::relu;
       if (around.after == 2) with = With::dropout;
     }
-    // Ragged rows are no faster with a kernel for these.
-    const bool ragged = cols % kVec<T> != 0;
-    if (ragged && (with == With::relu || with == With::residual)) with = With::all;
     const auto choose = [&]<With W>(std::integral_constant<With, W> w) {
       if constexpr (Centered || (W != With::relu && W != With::dropout)) {
-        if (!ragged) return run(w, std::false_type{});
-        if constexpr (W != With::relu && W != With::residual) run(w, std::true_type{});
+        if (cols % kVec<T> != 0) return run(w, std::true_type{});
+        run(w, std::false_type{});
       }
     };
     with_one_of<T, With::nothing, With::relu, With::residual, With::dropout, With::all>(with,
