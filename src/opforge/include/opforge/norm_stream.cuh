@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(kStreamThreads + kWarp, 1) norm_stream(const N
       for (int r = 0; r < R; ++r) {
         const int at = tiles.begin(kLag == 2 ? oldest : last, r, i - kLag);
         const bool exists = tiles.exists(r, i - kLag);
-        const Scale<A> scale{kLag == 2 ? old_mean[r] : mean[r], inverse_root(variance[r] + p.eps)};
+        const Scale<A> scale{kLag == 2 ? old_mean[r] : mean[r], rsqrt(variance[r] + p.eps)};
         const auto result = [&]<int M>(const StreamColumns<M, A>& owned) {
           A v[M];
           fetch(owned, at, v);

@@ -170,8 +170,10 @@ struct SoftmaxPlain : NothingBeside {
   struct Loaded {
     Packed<T, N> x;
   };
+  // More exact than to subtract a logarithm, but a product more.
+  static constexpr bool kDivides = !Log && sizeof(T) > 2;
   struct Settled {
-    float base, shift;  // log(sum), to the base that is wanted
+    float base, rest;  // 1 / sum if it divides, else log(sum), to the base that is wanted
   };
 
   __device__ __forceinline__ Cursor start(int64_t row) const { return {row, x.at(row)}; }
@@ -184,7 +186,7 @@ struct SoftmaxPlain : NothingBeside {
   template <int N>
   __device__ __forceinline__ void prepare(const Cursor&, int64_t, Loaded<N>&, bool) const {}
 
-  // A row of -inf is NaN, as in PyTorch: an infinite shift, or infinite differences.
+  // A row of -inf is NaN, as in PyTorch: an infinite rest, or infinite differences.
   template <class Each, class Total>
   __device__ __forceinline__ Settled settle(const Cursor&, const Each& each,
                                             const Total& total) const {
@@ -200,7 +202,8 @@ struct SoftmaxPlain : NothingBeside {
       peak.sum += own;
     });
     peak = total(peak);
-    return {finite_base(peak.top), Log ? log(peak.sum) : roughly_log2(peak.sum)};
+    const float rest = kDivides ? 1.0f / peak.sum : Log ? log(peak.sum) : roughly_log2(peak.sum);
+    return {finite_base(peak.top), rest};
   }
   __device__ __forceinline__ void finish(const Cursor&, const Settled&) const {}
 
@@ -211,8 +214,12 @@ struct SoftmaxPlain : NothingBeside {
     widen(in.x, v);
 #pragma unroll
     for (int e = 0; e < N; ++e) {
-      const float logarithm = fma(v[e] - settled.base, Log ? scale : exponent, -settled.shift);
-      v[e] = Log ? logarithm : roughly_exp2(logarithm);
+      if constexpr (kDivides) {
+        v[e] = power(v[e], settled.base, exponent) * settled.rest;
+      } else {
+        const float logarithm = fma(v[e] - settled.base, Log ? scale : exponent, -settled.rest);
+        v[e] = Log ? logarithm : roughly_exp2(logarithm);
+      }
     }
     return narrow<T>(v);
   }
