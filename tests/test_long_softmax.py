@@ -49,19 +49,20 @@ def test_long_rows(name, shape, dtype):
 
 
 @each_softmax
-@pytest.mark.parametrize("cols", [16_384, 16_389])
-def test_nan_and_infinities_are_as_in_torch(name, cols):
+@pytest.mark.parametrize("scale", [1.0, 0.125])
+@pytest.mark.parametrize("dtype", [torch.float32, SHORT])
+@pytest.mark.parametrize("shape", [(18, 16_384), (66, 16_389)], ids=str)
+def test_nan_and_infinities_are_as_in_torch(name, shape, dtype, scale):
     """Alone, all over a row and all over the part of a thread, a warp or a block; the rows beside
     them are not affected."""
-    rows, most = 18, torch.finfo(torch.float32).max
-    x = drawn(rows, cols, dtype=torch.float32)
+    x, most = drawn(*shape, dtype=dtype), torch.finfo(dtype).max
     x[1, 5], x[2] = math.nan, math.nan
     x[3, -1], x[4] = INF, INF
     x[5, 9], x[6], x[7, :9000], x[8, 9000:], x[9, 1:] = -INF, -INF, -INF, -INF, -INF
     x[10], x[11], x[12, 7] = -most, most, most
     x[13, :8200], x[13, 8200:] = -most, most
     x[14, 100], x[14, 9000] = INF, -INF
-    check(name, x)
+    check(name, x, scale)
 
 
 @each_softmax

@@ -129,8 +129,9 @@ def test_few_or_short_rows_and_those_with_a_relu_go_elsewhere(name):
 
 
 @each_norm
-def test_many_rows_that_a_block_holds(name):
-    case = arguments(name, (66, 12_296), offset=0.5)
+@pytest.mark.parametrize("offset", [0.0, 0.5])
+def test_many_rows_that_a_block_holds(name, offset):
+    case = arguments(name, (66, 12_296), offset=offset)
     cases.check_forward(record(name), case, lambda: small_gpu(4))
     with small_gpu(4, traffic=True) as calls:
         record(name)(*case)

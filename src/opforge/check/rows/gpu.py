@@ -188,8 +188,9 @@ def out_of_memory(t: Trial) -> None:
     torch.cuda.empty_cache()
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
-    hoard = list(_what_is_left(2 << 20))
+    hoard: list[torch.Tensor] = []
     try:
+        hoard.extend(_what_is_left(2 << 20))
         s.call()
     except torch.OutOfMemoryError:
         pass

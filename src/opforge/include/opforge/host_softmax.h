@@ -66,8 +66,9 @@ void with_masked(bool alike, const F& f) {
   f(std::integral_constant<Masked, Masked::any>{});
 }
 
-// Whether the scale is one that SoftmaxPlain takes: differences are taken before they are scaled,
-// and those of the largest numbers may be infinite, which is right unless the scale is tiny.
+// Whether the scale is one that SoftmaxPlain takes: for a sum of exponentials it takes differences
+// before they are scaled, and those of the largest numbers may be infinite, which is right unless
+// the scale is tiny.
 inline bool is_plain(double scale) {
   const float exponent = float(scale * 1.4426950408889634);
   return exponent >= 1e-30f && exponent < INFINITY;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many long rows, each read once and written once, as norms and softmax do. Includes no torch
-// header.
+// Many long rows, each read once and written once, as norms do. Includes no torch header.
 //
 // As in norm_backward.cuh, a cluster of blocks, one to a multiprocessor, stays for the whole kernel
 // and takes tiles of rows from a ring. A thread has the same columns in every row of a class; while

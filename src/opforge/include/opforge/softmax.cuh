@@ -4,7 +4,7 @@
 //
 // The exponential is the dear part: 16 of them a clock, while memory delivers 5 bfloat16. So there
 // is time to take them twice: without a mask a row is held as it lies in memory, in few registers,
-// and three blocks of a multiprocessor have theirs under way. With one, forward softmax takes them
+// and more blocks of a multiprocessor have theirs under way. With one, forward softmax takes them
 // once, around the largest element of each vector, and holds them in place of the elements; what is
 // left is a factor per vector.
 #pragma once
@@ -126,7 +126,7 @@ __device__ __forceinline__ float power(float x, float base, float exponent) {
   return roughly_exp2((x - base) * exponent);
 }
 
-// As Peak, of elements that are not scaled yet: their differences are exact.
+// As Peak, of elements that are not scaled yet, so that no product rounds their differences.
 struct ScaledPeak {
   float top = -INFINITY, sum = 0;
   float exponent = 1;  // of 2, for 1 of an element; the same in all that are added up
@@ -214,11 +214,12 @@ struct SoftmaxPlain : NothingBeside {
     widen(in.x, v);
 #pragma unroll
     for (int e = 0; e < N; ++e) {
-      if constexpr (kDivides) {
+      if constexpr (Log) {  // half of the difference, which itself may be infinite
+        v[e] = fma(fma(v[e], 0.5f, -0.5f * settled.base), 2 * scale, -settled.rest);
+      } else if constexpr (kDivides) {
         v[e] = power(v[e], settled.base, exponent) * settled.rest;
       } else {
-        const float logarithm = fma(v[e] - settled.base, Log ? scale : exponent, -settled.rest);
-        v[e] = Log ? logarithm : roughly_exp2(logarithm);
+        v[e] = roughly_exp2(fma(v[e] - settled.base, exponent, -settled.rest));
       }
     }
     return narrow<T>(v);
