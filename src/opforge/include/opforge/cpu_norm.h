@@ -163,13 +163,16 @@ template <bool Centered, class T>
 void norm_forward(const Norm<T>& norm, const Rows<T>& x, const Rows<T>& residual, T* y, T* h,
                   compute_t<T>* mean, compute_t<T>* rstd) {
   const int64_t cols = norm.cols, grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cols));
+  const bool large = goes_past(y, norm.rows, cols);
   prefer_huge_pages(y, norm.bytes());
   if (residual.data != nullptr) prefer_huge_pages(h, norm.bytes());
   parallel_for(norm.rows, grain, [&](int64_t row, int64_t end) {
     RowsFrom<T> from(x, row), added(residual, row);
-    for (; row < end; ++row, from.next(), added.next()) {
+    for (; row < end; ++row, added.next()) {
       T* const out = y + row * cols;
       const T* values = from.row();
+      from.next();
+      const T* const next = from.row();
       if (norm.before || residual.data != nullptr) {
         T* const room = residual.data != nullptr ? h + row * cols : out;  // y is written last
         norm.make_h(values, residual.data != nullptr ? added.row() : nullptr, row, room);
@@ -178,12 +181,15 @@ void norm_forward(const Norm<T>& norm, const Rows<T>& x, const Rows<T>& residual
       const Scale<T> scale = scale_of<Centered>(values, cols, norm.eps);
       if (mean != nullptr) mean[row] = scale.mean;
       if (rstd != nullptr) rstd[row] = scale.rstd;
+      const bool past = large && values != out;
       norm.after.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
+        __builtin_prefetch(next + j);  // memory is idle while a row is worked on
         const vec<T> normed = scale.normed(values + j, n);
         const vec<T> v = norm.result(normed, norm.factor(j, n), j, n);
-        store_lanes(out + j, n, norm.after.forward(v, halves));
+        store_lanes_past(past, out + j, n, norm.after.forward(v, halves));
       });
     }
+    finish_past();
   });
 }
 

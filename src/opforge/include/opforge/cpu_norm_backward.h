@@ -25,7 +25,8 @@ void norm_backward(const Norm<T>& norm, const NormBackward<T>& p) {
   using A = compute_t<T>;
   using V = vec<T>;
   const int64_t rows = norm.rows, cols = norm.cols, block = p.block(rows);
-  const bool makes_h = norm.before && !p.summed;
+  const bool makes_h = norm.before && !p.summed;  // in place of grad_x
+  const bool past = !makes_h && goes_past(p.grad_x, rows, cols);
   prefer_huge_pages(p.grad_x, norm.bytes());
   if (p.grad_residual != nullptr) prefer_huge_pages(p.grad_residual, norm.bytes());
   const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, block * cols));
@@ -43,7 +44,10 @@ void norm_backward(const Norm<T>& norm, const NormBackward<T>& p) {
         const T* const x = p.x.data == nullptr ? h : inputs.row();
         const T* const other = p.grad_h.data == nullptr ? nullptr : others.row();
         T* const grad_x = p.grad_x + row * cols;
-        if (makes_h) {  // where grad_x is written later
+        grads.next();
+        values.next();
+        const T *const next_grad = grads.row(), *const next_h = values.row();
+        if (makes_h) {
           norm.make_h(x, nullptr, row, grad_x);
           h = grad_x;
         }
@@ -66,6 +70,8 @@ void norm_backward(const Norm<T>& norm, const NormBackward<T>& p) {
         });
         const A inner = sum_lanes<A>(inner_sum) / A(cols), average = sum_lanes<A>(sum) / A(cols);
         norm.before.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
+          __builtin_prefetch(next_grad + j);  // memory is idle while a row is worked on
+          __builtin_prefetch(next_h + j);
           const V normed = scale.normed(h + j, n);
           V v = fma(normed, -inner - V{}, load_lanes(passed.get() + j, n) - average) * scale.rstd;
           if (other != nullptr) v += load_lanes(other + j, n);
@@ -73,14 +79,13 @@ void norm_backward(const Norm<T>& norm, const NormBackward<T>& p) {
             store_lanes(p.grad_residual + row * cols + j, n, v);
           }
           if (norm.before) v = norm.before.backward(v, load_lanes(x + j, n), halves);
-          store_lanes(grad_x + j, n, v);
+          store_lanes_past(past, grad_x + j, n, v);
         });
-        grads.next();
-        values.next();
         others.next();
         inputs.next();
       }
     }
+    finish_past();
   });
 }
 

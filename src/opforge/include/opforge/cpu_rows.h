@@ -47,4 +47,28 @@ OPFORGE_INLINE void store_lanes(T* p, int64_t n, vec<T> v) {
   store_some(p, 1, n, v);
 }
 
+// A result that no cache will keep until it is read: written past the caches, it is not read into
+// them first. Only where `past` says so; who writes it calls finish_past() in the end.
+template <class T, class Lanes>
+OPFORGE_INLINE void store_lanes_past(bool past, T* p, Lanes n, vec<T> v) {
+#if defined(__AVX__)
+  if constexpr (std::is_same_v<T, float> && std::is_same_v<Lanes, AllLanes<T>>) {
+    if (past) return _mm256_stream_ps(p, v);
+  }
+#endif
+  store_lanes(p, n, v);
+}
+// Rows of `cols` columns, beginning at p. Elements of 16 bits take longer to compute than to write.
+template <class T>
+bool goes_past(const T* p, int64_t rows, int64_t cols) {
+  constexpr int64_t kCaches = 8 << 20;
+  return rows * cols * int64_t(sizeof(T)) >= kCaches && cols % kLanes<T> == 0 &&
+         reinterpret_cast<uintptr_t>(p) % 32 == 0;
+}
+inline void finish_past() {
+#if defined(__AVX__)
+  _mm_sfence();
+#endif
+}
+
 }  // namespace opforge
