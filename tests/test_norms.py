@@ -135,6 +135,22 @@ def test_dropout_before(device, name):
 
 
 @each_norm
+@pytest.mark.parametrize("relu", [None, "before"])
+@pytest.mark.parametrize("cols", [4096, 4093])
+def test_what_no_cache_keeps(name, relu, cols):
+    """On the CPU, results of 8 MB and more are written past the caches."""
+    (x,), parameters = drawn("cpu", (530, cols)), parameters_of(name, "cpu", cols)
+    got = getattr(opforge, name)(x, *parameters, eps=1e-5, relu=relu)
+    right = theirs(name, x.relu() if relu else x, *parameters)
+    torch.testing.assert_close(got, right)
+    weights = torch.rand(got.shape, generator=torch.Generator().manual_seed(1))
+    found, expected = (
+        torch.autograd.grad((y * weights).sum(), [x, *parameters]) for y in (got, right)
+    )
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+@each_norm
 @each_device
 def test_what_is_kept_is_scaled_by_p_rounded(device, name):
     x, weight = drawn(device, (16, 4000), (4000,))
