@@ -333,8 +333,7 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
     }
     const auto choose = [&]<With W>(std::integral_constant<With, W> w) {
       if constexpr (Centered || (W != With::relu && W != With::dropout)) {
-        if (cols % kVec<T> != 0) return run(w, std::true_type{});
-        run(w, std::false_type{});
+        cols % kVec<T> == 0 ? run(w, std::false_type{}) : run(w, std::true_type{});
       }
     };
     with_one_of<T, With::nothing, With::relu, With::residual, With::dropout, With::all>(with,

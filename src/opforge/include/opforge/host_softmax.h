@@ -66,13 +66,10 @@ void with_masked(bool alike, const F& f) {
   f(std::integral_constant<Masked, Masked::any>{});
 }
 
-// Whether the scale is one that SoftmaxPlain takes: for a sum of exponentials it takes differences
-// before they are scaled, and those of the largest numbers may be infinite, which is right unless
-// the scale is tiny.
-inline bool is_plain(double scale) {
-  const float exponent = float(scale * 1.4426950408889634);
-  return exponent >= 1e-30f && exponent < INFINITY;
-}
+// Whether the scale, given as an exponent of 2, is one that SoftmaxPlain takes: for a sum of
+// exponentials it takes differences before they are scaled, and those of the largest numbers may be
+// infinite, which is right unless the scale is tiny.
+inline bool is_plain(float exponent) { return exponent >= 1e-30f && exponent < INFINITY; }
 
 template <bool Log>
 Tensor softmax_forward(const char* name, const Tensor& x, const std::optional<Tensor>& mask,
@@ -98,11 +95,9 @@ Tensor softmax_forward(const char* name, const Tensor& x, const std::optional<Te
         map_rows<N>(rows, cols, ragged, visitor, current_stream(x));
       };
       if constexpr (N > 1 && sizeof(T) < 8) {
-        if (!rare && !mask && !causal && is_plain(scale)) {
-          SoftmaxPlain<T, Log> visitor;
-          visitor.exponent = float(scale * 1.4426950408889634);
-          return run(visitor);
-        }
+        SoftmaxPlain<T, Log> visitor;
+        visitor.exponent = float(scale * 1.4426950408889634);
+        if (!rare && !mask && !causal && is_plain(visitor.exponent)) return run(visitor);
       }
       with_masked<T>(!rare && (!added || added->like<T>(to)),
                      [&]<Masked M>(std::integral_constant<Masked, M>) {

@@ -39,10 +39,10 @@ __device__ __forceinline__ void warp_sums(A (&v)[V]) {
   for (int i = 0; i < V; ++i) v[i] = __shfl_sync(0xffffffffu, sum, i);
 }
 
-// V values of each warp on their way to all others of a row, which lies in `threads` threads, whole
-// warps, of `cluster` blocks each.
+// The sums of V values over a row, which lies in `threads` threads, whole warps, of `cluster`
+// blocks each.
 template <class A, int V, int MaxWarps, int MaxCluster>
-class SpreadParts {
+class SpreadTotals {
   static_assert(V * MaxCluster <= kWarp && kWarp % V == 0);
   // A thread that puts in turn t + 2 has got turn t + 1, for which all warps put in theirs, after
   // they had got turn t: nobody reads it any more.
@@ -54,7 +54,7 @@ class SpreadParts {
 
  public:
   // All threads of the block; a cluster_sync() follows. The first `threads` of a block take part.
-  __device__ __forceinline__ SpreadParts(int threads, int cluster)
+  __device__ __forceinline__ SpreadTotals(int threads, int cluster)
       : shared_(shared<Shared>()),
         cluster_(cluster),
         own_(cluster_rank() * (threads / kWarp) + threadIdx.x / kWarp),
@@ -65,9 +65,9 @@ class SpreadParts {
     }
   }
 
-  // A lane has value lane % V of its warp. Turns count from 0 and are the same in all threads,
-  // which get one (await it and read each part) before they put the next.
-  __device__ __forceinline__ void put(A value, unsigned turn) {
+  // Turns count from 0 and are the same in all threads, which get one before they put the next.
+  __device__ __forceinline__ void put(A (&own)[V], unsigned turn) {
+    const A value = spread_sum(own);
     const int lane = threadIdx.x % kWarp;
     Barrier& barrier = shared_.barrier[turn % kTurns];
     A& part = shared_.parts[turn % kTurns][own_].value[lane % V];
@@ -76,45 +76,22 @@ class SpreadParts {
     if (lane / V < cluster_) send(value, part, barrier, lane / V);
   }
 
-  __device__ __forceinline__ void await(unsigned turn) {
+  __device__ __forceinline__ void get(A (&total)[V], unsigned turn) {
     wait(shared_.barrier[turn % kTurns], turn / kTurns % 2);
-  }
-
-  // Calls body(Vec<A, V>) for some of the parts, others in every lane.
-  template <class Body>
-  __device__ __forceinline__ void each(unsigned turn, const Body& body) const {
     const Vec<A, V>* const parts = shared_.parts[turn % kTurns];
+    fill(total, A(0));
 #pragma unroll 1
-    for (int i = threadIdx.x % kWarp; i < all_; i += kWarp) body(parts[i]);
+    for (int i = threadIdx.x % kWarp; i < all_; i += kWarp) {
+      const Vec<A, V> part = parts[i];
+#pragma unroll
+      for (int e = 0; e < V; ++e) total[e] += part.value[e];
+    }
+    warp_sums(total);
   }
 
  private:
   Shared& shared_;
   const int cluster_, own_, all_;  // own_: this warp's part of all_
-};
-
-// The sums of V values over the row.
-template <class A, int V, int MaxWarps, int MaxCluster>
-class SpreadTotals {
- public:
-  __device__ __forceinline__ SpreadTotals(int threads, int cluster) : parts_(threads, cluster) {}
-
-  __device__ __forceinline__ void put(A (&own)[V], unsigned turn) {
-    parts_.put(spread_sum(own), turn);
-  }
-
-  __device__ __forceinline__ void get(A (&total)[V], unsigned turn) {
-    parts_.await(turn);
-    fill(total, A(0));
-    parts_.each(turn, [&](const Vec<A, V>& part) {
-#pragma unroll
-      for (int e = 0; e < V; ++e) total[e] += part.value[e];
-    });
-    warp_sums(total);
-  }
-
- private:
-  SpreadParts<A, V, MaxWarps, MaxCluster> parts_;
 };
 
 }  // namespace opforge
