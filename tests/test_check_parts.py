@@ -10,7 +10,7 @@ from opforge import discover
 from opforge.check import compare, explain, inputs, results, show
 from opforge.check.cases import ShortSums, as_leaves, check_backward, check_forward
 from opforge.check.place import Place
-from opforge.check.row import Trial
+from opforge.check.row import NotRun, Trial
 from opforge.check.rows import shapes
 from opforge.check.situation import own
 from opforge.op import Make
@@ -165,6 +165,24 @@ def test_few_rows_have_the_values_of_a_huge_case():
     assert [tuple(t.shape) for t in many.tensors.values()] == [(40_000, 3), (3,)]
     for name, tensor in few.tensors.items():
         assert torch.equal(tensor.unique(), many.tensors[name].unique())
+
+
+def test_a_huge_case_whose_truth_takes_long_is_left_out(monkeypatch):
+    monkeypatch.setattr(shapes, "_seconds", lambda s: 1.0)
+    with pytest.raises(NotRun, match="truth of 2\\^31 elements would take minutes"):
+        shapes.huge(Trial(discover.find("relu"), Place("cpu")))
+
+
+def test_the_others_are_timed_at_a_small_part_of_them(monkeypatch):
+    timed, huge = [], []
+    monkeypatch.setattr(shapes, "_seconds", lambda s: timed.append(s.tensors["x"].numel()) or 0.0)
+    monkeypatch.setattr(shapes, "_one_huge", lambda t, s, g: huge.append(s.tensors["x"].numel()))
+    monkeypatch.setattr(inputs, "repeated", lambda t, shape: t.reshape(-1)[0].expand(shape))
+    trial = Trial(discover.find("relu"), Place("cpu"))
+    shapes.huge(trial)
+    assert trial.note == f"{len(huge)} situations"
+    assert min(huge) >= 2**31 - 1
+    assert max(timed) <= 2**21 + 1
 
 
 def test_totals_add_up_the_ops_of_all_reports():

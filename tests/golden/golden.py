@@ -25,6 +25,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SMALL = 3000  # elements a stored case may have
 WHOLE = 4096  # elements of a result that is stored whole
 
+SEED = torch.tensor([2**40 + 3])
+
 # The ops whose every rounding the source fixes: elsewhere exp, erf and rsqrt are the GPU's own.
 # Enough rows, columns and length that kernels split the work as they do for real sizes.
 LARGE = {
@@ -42,6 +44,9 @@ LARGE = {
     "cumsum": [((300, 1025), 1, False, False), ((3, 70_001), 1, True, True)],
     "reglu": [((300, 1025), (300, 1025))],
     "stencil2d": [((200, 301), (9,), 0, 0.0)],
+    "dropout": [((300, 1025), SEED, 0.3)],
+    "bias_dropout_residual": [((777, 1024), (1024,), (777, 1024), SEED, 0.1)],
+    "rope": [((2, 70, 6, 128), (2, 70, 2, 128), (70, 64), (70, 64), None, False)],
 }
 
 
@@ -78,18 +83,18 @@ def moved(tensor: torch.Tensor, device: str) -> torch.Tensor:
     )
     there = whole.to(device, copy=True)
     view = there.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-    return view.detach().requires_grad_()
+    return view.detach().requires_grad_(tensor.is_floating_point())
 
 
 def run(op: Op, case: Case, device: str) -> dict[str, list[torch.Tensor]]:
     """Outputs and gradients, on the CPU; the gradients that come in are `scrambled`."""
-    leaves = [moved(a, device) if isinstance(a, torch.Tensor) else a for a in case]
+    leaves = tuple(moved(a, device) if isinstance(a, torch.Tensor) else a for a in case)
     outputs = as_tuple(op(*leaves))
     grads = [scrambled(tuple(o.shape), o.dtype, 7).to(device) for o in outputs]
     torch.autograd.backward(outputs, grads)
     return {
         "outputs": [o.detach().cpu() for o in outputs],
-        "gradients": [t.grad.cpu() for t in leaves if isinstance(t, torch.Tensor)],
+        "gradients": [t.grad.cpu() for t in differentiable(leaves) if t.grad is not None],
     }
 
 

@@ -278,7 +278,8 @@ struct LossTotal {
   unsigned* arrived;
 };
 
-constexpr int kTotalThreads = 512, kMaxTotalBlocks = 128;
+// To meet takes blocks longer than the losses of some: there is one, up to a good many rows.
+constexpr int kTotalThreads = 1024, kTotalShare = 16, kMaxTotalBlocks = 128;
 
 template <class A>
 __global__ void __launch_bounds__(kTotalThreads) total_losses(const LossTotal<A> p) {
@@ -286,11 +287,15 @@ __global__ void __launch_bounds__(kTotalThreads) total_losses(const LossTotal<A>
   const int64_t last = min(first + piece, p.rows);
   A sum = 0;
   int64_t count = 0;
-  await_previous();
-  for (int64_t i = first + threadIdx.x; i < last; i += kTotalThreads) {
-    sum += p.losses[i];
-    if (p.count != nullptr) count += p.labels.ignored(p.labels.of(i)) ? 0 : 1;
+  if (p.count != nullptr) {  // labels are there before the losses are
+#pragma unroll 8
+    for (int64_t i = first + threadIdx.x; i < last; i += kTotalThreads) {
+      count += p.labels.ignored(p.labels.of(i)) ? 0 : 1;
+    }
   }
+  await_previous();
+#pragma unroll 8
+  for (int64_t i = first + threadIdx.x; i < last; i += kTotalThreads) sum += p.losses[i];
   sum = group_sum(sum, kTotalThreads);
   count = group_sum(count, kTotalThreads);
   if (gridDim.x > 1) {
@@ -317,7 +322,7 @@ __global__ void __launch_bounds__(kTotalThreads) total_losses(const LossTotal<A>
 }
 
 inline int64_t total_blocks(int64_t rows) {
-  return std::clamp<int64_t>(rows / (8 * kTotalThreads), 1, kMaxTotalBlocks);
+  return std::clamp<int64_t>(rows / (kTotalShare * kTotalThreads), 1, kMaxTotalBlocks);
 }
 
 template <class T>
