@@ -139,7 +139,7 @@ struct CrossEntropyForward {
   Labels labels;
   A smoothing, z_loss;
   A *losses, *peak, *log_sum;
-  unsigned* arrived;  // blocks of the launch that follows; it starts at 0
+  unsigned* arrived = nullptr;  // clusters of the launch that follows, if they meet: 0 of them
 
   // `away`: from the pivot, all elements together; for smoothing.
   __device__ __forceinline__ void finish(int64_t row, const ExpSum<T>& total, A at_label, A pivot,
@@ -160,21 +160,23 @@ struct CrossEntropyForward {
   }
 };
 
-template <class T>
-__global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
+// Smooth: labels are smoothed.
+template <class T, bool Smooth>
+__global__ void __launch_bounds__(kRowThreads, sizeof(T) == 2  ? 3
+                                               : sizeof(T) < 8 ? 2
+                                                               : 1)
     cross_entropy_rows(const RowPlan plan, const CrossEntropyForward<T> p) {
   using A = compute_t<T>;
   constexpr int N = kVec<T>, kFlying = 4;
-  if (blockIdx.x == 0 && threadIdx.x == 0) *p.arrived = 0;
+  if (p.arrived != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.arrived = 0;
   arrive_rows(plan);
   const Place place(plan);
   const int64_t row = place.row;
   const T* const start = p.logits.at(row);
   const Columns<N> columns(start, place.exists ? plan.cols : 0);
-  const bool smooth = p.smoothing != A(0);
   const bool has_end = place.index < columns.ends;
   const T* at = start + columns.vector(place.index);
-  const T* const stop = start + columns.vector(columns.vectors);
+  int64_t left = columns.vectors - place.index;  // vectors from the thread's next one on
   const int step = place.size * N;
   A infinite[N];
 #pragma unroll
@@ -185,11 +187,11 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
 #pragma unroll
     for (int k = 0; k < kFlying; ++k) {
       v[k] = lowest;
-      if (at + k * step < stop) v[k] = load_packed<N>(at + k * step);
+      if (k * place.size < left) v[k] = load_packed<N>(at + k * step);
     }
   };
   // Nothing is done with what is loaded, the label included, before all loads are under way.
-  T at_label, end;
+  T end;
   if (has_end) end = start[columns.end(place.index)];
   load();
   const int64_t label = place.exists ? p.labels.of(row) : p.labels.ignore_index;
@@ -198,8 +200,7 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
   Sum<A> away;
   A pivot = 0;
   if (read) {
-    if (place.index == 0) at_label = start[label];
-    if (smooth) pivot = widen(start[0]);
+    if (Smooth) pivot = widen(start[0]);
     if (pivot - pivot != A(0)) pivot = A(0);
     const auto add_away = [&]<int M>(const Packed<T, M>& v) {
       A wide[M], own = 0;
@@ -208,28 +209,34 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
       for (int e = 0; e < M; ++e) own += wide[e] - pivot;
       away.value += own;
     };
-    for (; at < stop; at += kFlying * step, load()) {
-#pragma unroll
-      for (int first = 0; first < kFlying; first += 2) {  // two share a peak: more take registers
-        const Packed<T, N> two[2] = {v[first], v[first + 1]};
-        total.add(two);
-        if (!smooth) continue;
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          if (at + (first + k) * step < stop) add_away(two[k]);
-        }
-      }
-    }
     if (has_end) {
       const Packed<T, 1> single[1] = {Vec<T, 1>{end}};
       total.add(single);
-      if (smooth) add_away(single[0]);
+      if (Smooth) add_away(single[0]);
+    }
+    for (; left > 0; load()) {
+#pragma unroll
+      for (int first = 0; first < kFlying; first += 2) {  // two share a peak: more take registers
+        if (first * place.size >= left) break;
+        const Packed<T, N> two[2] = {v[first], v[first + 1]};
+        total.add(two);
+        if (!Smooth) continue;
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          if ((first + k) * place.size < left) add_away(two[k]);
+        }
+      }
+      at += kFlying * step;
+      left -= kFlying * place.size;
     }
   }
+  // By now it is in a cache; before, the register was dear.
+  T at_label;
+  if (read && place.index == 0) at_label = start[label];
   await_rows(plan);
   release_next();
   total = row_total(plan, total);
-  if (smooth) away = row_total(plan, away, 1);
+  if (Smooth) away = row_total(plan, away, 1);
   if (!place.exists || place.index != 0) return;
   if (read) {
     p.finish(row, total, widen(at_label), pivot, away.value);
@@ -239,90 +246,95 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
   }
 }
 
-constexpr int kShortShare = 32;  // vectors of a short row that a thread may take
-
 // Rows too few to fill the device are spread over the blocks of a cluster; many rows take small
 // blocks, so that some load while others add up.
 template <class T>
 void run_cross_entropy(int64_t rows, int64_t cols, bool ragged, const CrossEntropyForward<T>& p,
                        cudaStream_t stream) {
-  RowPlan plan = plan_rows(rows, cols, kVec<T>, ragged, false);
+  constexpr int kSmall = 256;
+  const bool many = rows * kSmall >= 1024 * multiprocessors();
+  RowPlan plan = plan_rows(rows, cols, kVec<T>, ragged, false, kHeld, many ? kSmall : kRowThreads);
   const int64_t trips = cols / kVec<T> / (4 * kRowThreads);  // of a block alone
   while (plan.group == kRowThreads && plan.cluster < kMaxCluster && trips >= 2 * plan.cluster &&
          rows * plan.cluster < 2 * multiprocessors()) {
     plan.cluster *= 2;
   }
-  const int64_t device = 1024 * multiprocessors();  // threads
-  for (int threads = 256; threads >= 64 && rows * threads >= device; threads /= 2) {
-    if (plan.group > threads) plan.group = plan.block = threads;
-  }
-  // Short rows less than a warp: the end of one costs as much as several vectors.
-  for (int threads = kWarp; threads >= 2 * kVec<T> && rows * threads >= 2 * device &&
-                            cols <= int64_t(kShortShare) * kVec<T> * threads;
-       threads /= 2) {
-    if (plan.group > threads) plan.group = threads, plan.block = kRowBlock;
-  }
-  if (plan.cluster > 1 && !can_cluster(cross_entropy_rows<T>)) plan.cluster = 1;
-  launch(cross_entropy_rows<T>,
-         {dim3(plan.blocks()), dim3(plan.block), stream, 0, false, plan.cluster}, plan, p);
+  const auto kernel = p.smoothing != 0 ? cross_entropy_rows<T, true> : cross_entropy_rows<T, false>;
+  if (plan.cluster > 1 && !can_cluster(kernel)) plan.cluster = 1;
+  launch(kernel, {dim3(plan.blocks()), dim3(plan.block), stream, 0, false, plan.cluster}, plan, p);
 }
 
-// The losses of all rows added up, in an order that follows from their number.
+// The losses of all rows added up by the blocks of a cluster, in an order that follows from their
+// number. A great many take several clusters, the last of which to end adds up what they found.
 template <class A>
 struct LossTotal {
+  RowPlan plan;  // of as many rows as clusters, of so many losses each
   const A* losses;
   Labels labels;
   int64_t rows;
-  A *parts, *loss;
-  int64_t *part_counts, *count;  // count: of the rows not ignored, if a mean is wanted
-  unsigned* arrived;
+  A* loss;
+  int64_t* count = nullptr;  // of the rows not ignored, if a mean is wanted
+  // Where several clusters meet.
+  A* parts = nullptr;
+  int64_t* part_counts = nullptr;
+  unsigned* arrived = nullptr;
 };
 
-// To meet takes blocks longer than the losses of some: there is one, up to a good many rows.
-constexpr int kTotalThreads = 1024, kTotalShare = 16, kMaxTotalBlocks = 128;
-
 template <class A>
-__global__ void __launch_bounds__(kTotalThreads) total_losses(const LossTotal<A> p) {
-  const int64_t piece = ceil_div(p.rows, gridDim.x), first = blockIdx.x * piece;
-  const int64_t last = min(first + piece, p.rows);
-  A sum = 0;
-  int64_t count = 0;
+__global__ void __launch_bounds__(kRowThreads) total_losses(const LossTotal<A> p) {
+  const RowPlan& plan = p.plan;
+  arrive_rows(plan);
+  const Place place(plan);
+  const int64_t first = place.row * plan.cols, last = min(first + plan.cols, p.rows);
+  Sum<A> sum;
+  Sum<int64_t> count;
   if (p.count != nullptr) {  // labels are there before the losses are
 #pragma unroll 8
-    for (int64_t i = first + threadIdx.x; i < last; i += kTotalThreads) {
-      count += p.labels.ignored(p.labels.of(i)) ? 0 : 1;
+    for (int64_t i = first + place.index; i < last; i += place.size) {
+      count.value += p.labels.ignored(p.labels.of(i)) ? 0 : 1;
     }
   }
   await_previous();
 #pragma unroll 8
-  for (int64_t i = first + threadIdx.x; i < last; i += kTotalThreads) sum += p.losses[i];
-  sum = group_sum(sum, kTotalThreads);
-  count = group_sum(count, kTotalThreads);
-  if (gridDim.x > 1) {
+  for (int64_t i = first + place.index; i < last; i += place.size) sum.value += p.losses[i];
+  await_rows(plan);
+  sum = row_total(plan, sum);
+  if (p.count != nullptr) count = row_total(plan, count, 1);
+  if (plan.rows > 1) {
+    if (place.index >= plan.block) return;  // the others of the cluster know the same
     struct Shared {
       bool last;
     };
     bool& is_last = shared<Shared>().last;
     if (threadIdx.x == 0) {
-      p.parts[blockIdx.x] = sum;
-      p.part_counts[blockIdx.x] = count;
+      p.parts[place.row] = sum.value;
+      p.part_counts[place.row] = count.value;
       __threadfence();
-      is_last = atomicAdd(p.arrived, 1u) == gridDim.x - 1;
+      is_last = atomicAdd(p.arrived, 1u) == unsigned(plan.rows) - 1;
       __threadfence();
     }
     __syncthreads();
     if (!is_last) return;
-    const bool mine = threadIdx.x < gridDim.x;
-    sum = group_sum(mine ? p.parts[threadIdx.x] : A(0), kTotalThreads);
-    count = group_sum(mine ? p.part_counts[threadIdx.x] : int64_t(0), kTotalThreads);
+    const bool mine = threadIdx.x < plan.rows;
+    sum.value = warp_sum(mine ? p.parts[threadIdx.x] : A(0));
+    count.value = warp_sum(mine ? p.part_counts[threadIdx.x] : int64_t(0));
   }
-  if (threadIdx.x != 0) return;
-  *p.loss = p.count != nullptr ? sum / A(count) : sum;
-  if (p.count != nullptr) *p.count = count;
+  if (place.index != 0) return;
+  *p.loss = p.count != nullptr ? sum.value / A(count.value) : sum.value;
+  if (p.count != nullptr) *p.count = count.value;
 }
 
-inline int64_t total_blocks(int64_t rows) {
-  return std::clamp<int64_t>(rows / (kTotalShare * kTotalThreads), 1, kMaxTotalBlocks);
+// Blocks of a cluster meet sooner than those of a grid do.
+template <class A>
+RowPlan plan_total(int64_t rows) {
+  constexpr int64_t kShare = 8 * kRowThreads;  // losses to a block, before there are several
+  constexpr int64_t kMostClusters = kWarp;
+  RowPlan plan{1, rows, kRowThreads, 1, kRowThreads, false};
+  while (plan.cluster < kMaxCluster && rows > kShare * plan.cluster) plan.cluster *= 2;
+  if (plan.cluster > 1 && !can_cluster(total_losses<A>)) plan.cluster = 1;
+  plan.rows = std::clamp<int64_t>(rows / (2 * kShare * plan.cluster), 1, kMostClusters);
+  plan.cols = ceil_div(rows, plan.rows);
+  return plan;
 }
 
 template <class T>
