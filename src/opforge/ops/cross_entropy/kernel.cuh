@@ -160,24 +160,29 @@ struct CrossEntropyForward {
   }
 };
 
-// Smooth: labels are smoothed.
-template <class T, bool Smooth>
-__global__ void __launch_bounds__(kRowThreads, sizeof(T) == 2  ? 3
-                                               : sizeof(T) < 8 ? 2
-                                                               : 1)
+constexpr int kFlying = 4;  // vectors of a thread that are on their way together
+
+// Plain: rows are made of aligned vectors, of less than 2^30 elements, and labels are not smoothed.
+// That takes fewer registers.
+template <class T, bool Plain>
+__global__ void __launch_bounds__(kRowThreads, sizeof(T) == 8       ? 1
+                                               : Plain && kShort<T> ? 3
+                                                                    : 2)
     cross_entropy_rows(const RowPlan plan, const CrossEntropyForward<T> p) {
   using A = compute_t<T>;
-  constexpr int N = kVec<T>, kFlying = 4;
+  constexpr int N = kVec<T>;
   if (p.arrived != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.arrived = 0;
   arrive_rows(plan);
   const Place place(plan);
   const int64_t row = place.row;
   const T* const start = p.logits.at(row);
-  const Columns<N> columns(start, place.exists ? plan.cols : 0);
-  const bool has_end = place.index < columns.ends;
-  const T* at = start + columns.vector(place.index);
-  int64_t left = columns.vectors - place.index;  // vectors from the thread's next one on
-  const int step = place.size * N;
+  const Columns<N> columns(start, place.exists ? plan.cols : 0, !Plain);
+  const bool smooth = !Plain && p.smoothing != A(0);
+  const bool has_end = !Plain && place.index < columns.ends;
+  using Index = std::conditional_t<Plain, int, int64_t>;
+  Index i = place.index;
+  const Index vectors =
+      Plain ? Index(place.exists ? int(plan.cols / N) : 0) : Index(columns.vectors);
   A infinite[N];
 #pragma unroll
   for (A& one : infinite) one = A(-INFINITY);
@@ -187,11 +192,12 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) == 2  ? 3
 #pragma unroll
     for (int k = 0; k < kFlying; ++k) {
       v[k] = lowest;
-      if (k * place.size < left) v[k] = load_packed<N>(at + k * step);
+      const Index one = i + k * place.size;
+      if (one < vectors) v[k] = load_packed<N>(start + (Plain ? one * N : columns.vector(one)));
     }
   };
   // Nothing is done with what is loaded, the label included, before all loads are under way.
-  T end;
+  T at_label, end;
   if (has_end) end = start[columns.end(place.index)];
   load();
   const int64_t label = place.exists ? p.labels.of(row) : p.labels.ignore_index;
@@ -200,7 +206,8 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) == 2  ? 3
   Sum<A> away;
   A pivot = 0;
   if (read) {
-    if (Smooth) pivot = widen(start[0]);
+    if (place.index == 0) at_label = start[label];
+    if (smooth) pivot = widen(start[0]);
     if (pivot - pivot != A(0)) pivot = A(0);
     const auto add_away = [&]<int M>(const Packed<T, M>& v) {
       A wide[M], own = 0;
@@ -209,34 +216,28 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) == 2  ? 3
       for (int e = 0; e < M; ++e) own += wide[e] - pivot;
       away.value += own;
     };
+    for (; i < vectors; i += kFlying * place.size, load()) {
+#pragma unroll
+      for (int first = 0; first < kFlying; first += 2) {  // two share a peak: more take registers
+        const Packed<T, N> two[2] = {v[first], v[first + 1]};
+        total.add(two);
+        if (!smooth) continue;
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          if (i + (first + k) * place.size < vectors) add_away(two[k]);
+        }
+      }
+    }
     if (has_end) {
       const Packed<T, 1> single[1] = {Vec<T, 1>{end}};
       total.add(single);
-      if (Smooth) add_away(single[0]);
-    }
-    for (; left > 0; load()) {
-#pragma unroll
-      for (int first = 0; first < kFlying; first += 2) {  // two share a peak: more take registers
-        if (first * place.size >= left) break;
-        const Packed<T, N> two[2] = {v[first], v[first + 1]};
-        total.add(two);
-        if (!Smooth) continue;
-#pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          if ((first + k) * place.size < left) add_away(two[k]);
-        }
-      }
-      at += kFlying * step;
-      left -= kFlying * place.size;
+      if (smooth) add_away(single[0]);
     }
   }
-  // By now it is in a cache; before, the register was dear.
-  T at_label;
-  if (read && place.index == 0) at_label = start[label];
   await_rows(plan);
   release_next();
   total = row_total(plan, total);
-  if (Smooth) away = row_total(plan, away, 1);
+  if (smooth) away = row_total(plan, away, 1);
   if (!place.exists || place.index != 0) return;
   if (read) {
     p.finish(row, total, widen(at_label), pivot, away.value);
@@ -246,20 +247,38 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) == 2  ? 3
   }
 }
 
+// Of the blocks that long rows may take, the one with the least to do: what a thread has on its way
+// together is added up together, even if the row is over. Smaller ones have no less of it.
+inline int threads_of_long_rows(int64_t vectors, int most) {
+  const auto slots = [&](int threads) {
+    const int64_t together = int64_t(kFlying) * threads;
+    return ceil_div(vectors, together) * together;
+  };
+  int best = most;
+  for (int threads = most; threads >= 2 * kWarp; threads -= kWarp) {
+    if (slots(threads) < slots(best)) best = threads;
+  }
+  return best;
+}
+
 // Rows too few to fill the device are spread over the blocks of a cluster; many rows take small
 // blocks, so that some load while others add up.
 template <class T>
 void run_cross_entropy(int64_t rows, int64_t cols, bool ragged, const CrossEntropyForward<T>& p,
                        cudaStream_t stream) {
   constexpr int kSmall = 256;
-  const bool many = rows * kSmall >= 1024 * multiprocessors();
-  RowPlan plan = plan_rows(rows, cols, kVec<T>, ragged, false, kHeld, many ? kSmall : kRowThreads);
-  const int64_t trips = cols / kVec<T> / (4 * kRowThreads);  // of a block alone
+  const int64_t vectors = cols / kVec<T>;
+  RowPlan plan = plan_rows(rows, cols, kVec<T>, ragged, false, kFlying);
+  const int64_t trips = vectors / (kFlying * kRowThreads);  // of a block alone
   while (plan.group == kRowThreads && plan.cluster < kMaxCluster && trips >= 2 * plan.cluster &&
          rows * plan.cluster < 2 * multiprocessors()) {
     plan.cluster *= 2;
   }
-  const auto kernel = p.smoothing != 0 ? cross_entropy_rows<T, true> : cross_entropy_rows<T, false>;
+  if (plan.group > kWarp && rows * kSmall >= 1024 * multiprocessors()) {
+    plan.group = plan.block = threads_of_long_rows(vectors, kSmall);
+  }
+  const auto kernel =
+      ragged || p.smoothing != 0 ? cross_entropy_rows<T, false> : cross_entropy_rows<T, true>;
   if (plan.cluster > 1 && !can_cluster(kernel)) plan.cluster = 1;
   launch(kernel, {dim3(plan.blocks()), dim3(plan.block), stream, 0, false, plan.cluster}, plan, p);
 }
