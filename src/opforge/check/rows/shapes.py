@@ -120,11 +120,11 @@ def huge(t: Trial) -> None:
             if not small.makes_sense():
                 continue
             gradient = small.has_gradient()
-            sample = t.trying(_in_rows(base, rows, count // _SAMPLE, rest))
-            if _seconds(sample) * _SAMPLE > _PATIENCE:
-                slow += 1
-                continue
             try:
+                sample = t.trying(_in_rows(base, rows, count // _SAMPLE, rest))
+                if _seconds(sample) * _SAMPLE > _PATIENCE:
+                    slow += 1
+                    continue
                 _one_huge(t, _in_rows(base, rows, count, rest), gradient)
                 tried += 1
             except torch.OutOfMemoryError:
