@@ -10,8 +10,8 @@ from opforge import discover
 from opforge.check import compare, explain, inputs, results, show
 from opforge.check.cases import ShortSums, as_leaves, check_backward, check_forward
 from opforge.check.place import Place
-from opforge.check.row import NotRun, Trial
-from opforge.check.rows import shapes
+from opforge.check.row import NotApplicable, NotRun, Trial
+from opforge.check.rows import repeats, shapes
 from opforge.check.situation import own
 from opforge.op import Make
 
@@ -182,7 +182,14 @@ def test_the_others_are_timed_at_a_small_part_of_them(monkeypatch):
     shapes.huge(trial)
     assert trial.note == f"{len(huge)} situations"
     assert min(huge) >= 2**31 - 1
-    assert max(timed) <= 2**21 + 1
+    assert max(timed) <= 2**25 + 1
+
+
+def test_the_sanitizer_is_for_kernels_of_the_ops_own():
+    trial = Trial(discover.find("linear_cross_entropy"), Place("cuda"))
+    trial.sanitize = True
+    with pytest.raises(NotApplicable, match="composed of other ops: the tools are run on those"):
+        repeats.sanitizer_row(trial)
 
 
 def test_totals_add_up_the_ops_of_all_reports():

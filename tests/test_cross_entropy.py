@@ -92,8 +92,8 @@ def test_a_vocabulary_of_odd_size(device):
         ((2, 16_389), 2, 512),
         ((5, 16_389), 5, 256),
         ((9, 4099), 9, 128),
-        ((30, 5120), 30, 160),
-        ((64, 8200), 64, 96),
+        ((9, 2500), 9, 96),
+        ((30, 5120), 8, 128),  # a warp to a row: 128 threads would be idle half of the time
         ((70, 1000), 18, 128),  # a warp to a row
         ((130, 240), 9, 128),  # eight threads
     ],
@@ -112,7 +112,7 @@ def test_many_rows_take_few_threads_each(shape, blocks, threads):
 @each_device
 def test_many_rows_are_added_up_by_several_blocks(device):
     """By a cluster, or by two."""
-    for rows in (20_000, 140_000):
+    for rows in (20_000, 270_000):
         logits, target = drawn(device, rows, 8)
         agree(logits, target, scale=10, reduction="sum")
         assert torch.equal(*[opforge.cross_entropy(logits, target) for _ in range(2)])

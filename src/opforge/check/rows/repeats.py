@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from opforge.check import compare, sanitizer
-from opforge.check.row import Fault, NotRun, Trial, row
+from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
 from opforge.check.situation import Situation, where
 
 
@@ -94,6 +94,8 @@ def sanitizer_row(t: Trial) -> None:
     if t.place.name == "cuda":
         if not t.sanitize:
             raise NotRun("takes minutes: ask for it with --sanitize")
+        if t.op.composed is not None:  # what cuBLAS writes, say, the tools do not always see
+            raise NotApplicable("composed of other ops: the tools are run on those")
         t.note = sanitizer.run(t.op, t.seed)
         return
     for s in t.own():

@@ -13,8 +13,8 @@ from opforge.check.rows.errors import names_it
 from opforge.check.situation import Situation
 
 _SMALL = 5  # what other dims are cut to while one is long
-_SAMPLE = 1024  # a huge situation is timed at so small a part of it first
-_PATIENCE = 60  # seconds that one of them may take
+_SAMPLE = 64  # a huge situation is timed at so small a part of it first
+_PATIENCE = 10  # seconds that its forward may take, of which there are a few
 
 
 def _sizes(t: Trial, dtype: torch.dtype) -> list[int]:

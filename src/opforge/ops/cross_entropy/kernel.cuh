@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) == 8       ? 1
   const Columns<N> columns(start, place.exists ? plan.cols : 0, !Plain);
   const bool smooth = !Plain && p.smoothing != A(0);
   const bool has_end = !Plain && place.index < columns.ends;
-  using Index = std::conditional_t<Plain, int, int64_t>;
+  using Index = std::conditional_t<Plain, int, int64_t>;  // all columns fit one
   Index i = place.index;
   const Index vectors =
       Plain ? Index(place.exists ? int(plan.cols / N) : 0) : Index(columns.vectors);
@@ -247,26 +247,11 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) == 8       ? 1
   }
 }
 
-// Of the blocks that long rows may take, the one with the least to do: what a thread has on its way
-// together is added up together, even if the row is over. Smaller ones have no less of it.
-inline int threads_of_long_rows(int64_t vectors, int most) {
-  const auto slots = [&](int threads) {
-    const int64_t together = int64_t(kFlying) * threads;
-    return ceil_div(vectors, together) * together;
-  };
-  int best = most;
-  for (int threads = most; threads >= 2 * kWarp; threads -= kWarp) {
-    if (slots(threads) < slots(best)) best = threads;
-  }
-  return best;
-}
-
 // Rows too few to fill the device are spread over the blocks of a cluster; many rows take small
 // blocks, so that some load while others add up.
 template <class T>
 void run_cross_entropy(int64_t rows, int64_t cols, bool ragged, const CrossEntropyForward<T>& p,
                        cudaStream_t stream) {
-  constexpr int kSmall = 256;
   const int64_t vectors = cols / kVec<T>;
   RowPlan plan = plan_rows(rows, cols, kVec<T>, ragged, false, kFlying);
   const int64_t trips = vectors / (kFlying * kRowThreads);  // of a block alone
@@ -274,11 +259,22 @@ void run_cross_entropy(int64_t rows, int64_t cols, bool ragged, const CrossEntro
          rows * plan.cluster < 2 * multiprocessors()) {
     plan.cluster *= 2;
   }
-  if (plan.group > kWarp && rows * kSmall >= 1024 * multiprocessors()) {
-    plan.group = plan.block = threads_of_long_rows(vectors, kSmall);
+  for (const int threads : {256, 128}) {
+    if (plan.group > threads && rows * threads >= 1024 * multiprocessors()) {
+      plan.group = plan.block = threads;
+    }
   }
-  const auto kernel =
-      ragged || p.smoothing != 0 ? cross_entropy_rows<T, false> : cross_entropy_rows<T, true>;
+  // What a thread has on its way together is added up together, even where the row is over: with
+  // fewer threads less of that may be in vain.
+  const auto slots = [&](int threads) {
+    return ceil_div(vectors, int64_t(kFlying) * threads) * kFlying * threads;
+  };
+  if (plan.group == 128 && slots(kWarp) * 10 < slots(128) * 9) {
+    plan.group = kWarp;
+    plan.block = kRowBlock;
+  }
+  const bool plain = !ragged && p.smoothing == 0 && cols < 1 << 30;
+  const auto kernel = plain ? cross_entropy_rows<T, true> : cross_entropy_rows<T, false>;
   if (plan.cluster > 1 && !can_cluster(kernel)) plan.cluster = 1;
   launch(kernel, {dim3(plan.blocks()), dim3(plan.block), stream, 0, false, plan.cluster}, plan, p);
 }
@@ -351,7 +347,7 @@ RowPlan plan_total(int64_t rows) {
   RowPlan plan{1, rows, kRowThreads, 1, kRowThreads, false};
   while (plan.cluster < kMaxCluster && rows > kShare * plan.cluster) plan.cluster *= 2;
   if (plan.cluster > 1 && !can_cluster(total_losses<A>)) plan.cluster = 1;
-  plan.rows = std::clamp<int64_t>(rows / (2 * kShare * plan.cluster), 1, kMostClusters);
+  plan.rows = std::clamp<int64_t>(rows / (4 * kShare * plan.cluster), 1, kMostClusters);
   plan.cols = ceil_div(rows, plan.rows);
   return plan;
 }
