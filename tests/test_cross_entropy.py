@@ -89,13 +89,12 @@ def test_a_vocabulary_of_odd_size(device):
 @pytest.mark.parametrize(
     ("shape", "blocks", "threads"),
     [
-        ((2, 16_389), 2, 512),
         ((5, 16_389), 5, 256),
         ((9, 4099), 9, 128),
-        ((9, 2500), 9, 96),
-        ((30, 5120), 8, 128),  # a warp to a row: 128 threads would be idle half of the time
-        ((70, 1000), 18, 128),  # a warp to a row
-        ((130, 240), 9, 128),  # eight threads
+        ((17, 2500), 17, 64),
+        ((64, 8200), 64, 64),
+        ((70, 2048), 18, 128),  # a warp to a row
+        ((130, 515), 17, 128),  # half of one
     ],
 )
 def test_many_rows_take_few_threads_each(shape, blocks, threads):
@@ -111,11 +110,9 @@ def test_many_rows_take_few_threads_each(shape, blocks, threads):
 
 @each_device
 def test_many_rows_are_added_up_by_several_blocks(device):
-    """By a cluster, or by two."""
-    for rows in (20_000, 270_000):
-        logits, target = drawn(device, rows, 8)
-        agree(logits, target, scale=10, reduction="sum")
-        assert torch.equal(*[opforge.cross_entropy(logits, target) for _ in range(2)])
+    logits, target = drawn(device, 20000, 3)
+    agree(logits, target, scale=10, reduction="sum")
+    assert torch.equal(*[opforge.cross_entropy(logits, target) for _ in range(2)])
 
 
 @each_device

@@ -20,8 +20,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_cuda(const Tensor& logi
   const RowsView view = as_rows(logits);
   const RowsView labels = per_row(target);
   const cudaStream_t stream = current_stream(logits);
-  const Tensor losses =
-      reduction == kEach ? out.loss : empty(sizes(target), accumulator_dtype(logits), logits);
+  const int64_t blocks = total_blocks(rows), int64s = 1 + blocks;
+  const int32_t wide = accumulator_dtype(logits);
+  const Tensor losses = reduction == kEach ? out.loss : empty(sizes(target), wide, logits);
+  const Tensor parts = empty({&blocks, 1}, wide, logits);
+  const Tensor counts = empty({&int64s, 1}, aoti_torch_dtype_int64(), logits);
+  unsigned* const arrived = reinterpret_cast<unsigned*>(mutable_data<int64_t>(counts) + blocks);
   dispatch(dtype_of(logits), [&]<class T>(Type<T>) {
     using A = compute_t<T>;
     CrossEntropyForward<T> p;
@@ -32,22 +36,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_cuda(const Tensor& logi
     p.losses = mutable_data<A>(losses);
     p.peak = mutable_data<A>(out.peak);
     p.log_sum = mutable_data<A>(out.log_sum);
-    LossTotal<A> total{plan_total<A>(rows), p.losses, p.labels, rows, mutable_data<A>(out.loss)};
-    if (reduction == kMean) total.count = mutable_data<int64_t>(out.count);
-    const int64_t meeting = total.plan.rows, words = 1 + 2 * meeting;
-    Tensor kept;  // while the launches that use it are queued
-    if (reduction != kEach && meeting > 1) {
-      kept = empty({&words, 1}, aoti_torch_dtype_int64(), logits);
-      total.part_counts = mutable_data<int64_t>(kept) + 1;
-      total.parts = reinterpret_cast<A*>(total.part_counts + meeting);
-      p.arrived = total.arrived = reinterpret_cast<unsigned*>(mutable_data<int64_t>(kept));
-    }
+    p.arrived = arrived;
     const bool whole =
         misalignment(data<T>(view.tensor)) == 0 && view.steps_by(kVec<T>) && cols % kVec<T> == 0;
     if (rows > 0) run_cross_entropy(rows, cols, !whole, p, stream);
     if (reduction == kEach) return;
-    const dim3 blocks(total.plan.blocks()), threads(unsigned(total.plan.block));
-    launch(total_losses<A>, {blocks, threads, stream, 0, rows > 0, total.plan.cluster}, total);
+    const LossTotal<A> total{p.losses,
+                             p.labels,
+                             rows,
+                             mutable_data<A>(parts),
+                             mutable_data<A>(out.loss),
+                             mutable_data<int64_t>(counts),
+                             reduction == kMean ? mutable_data<int64_t>(out.count) : nullptr,
+                             arrived};
+    launch(total_losses<A>, {dim3(unsigned(blocks)), dim3(kTotalThreads), stream, 0, rows > 0},
+           total);
   });
   return {out.loss, out.peak, out.log_sum, out.count};
 }

@@ -139,7 +139,7 @@ struct CrossEntropyForward {
   Labels labels;
   A smoothing, z_loss;
   A *losses, *peak, *log_sum;
-  unsigned* arrived = nullptr;  // clusters of the launch that follows, if they meet: 0 of them
+  unsigned* arrived;  // blocks of the launch that follows; it starts at 0
 
   // `away`: from the pivot, all elements together; for smoothing.
   __device__ __forceinline__ void finish(int64_t row, const ExpSum<T>& total, A at_label, A pivot,
@@ -160,29 +160,22 @@ struct CrossEntropyForward {
   }
 };
 
-constexpr int kFlying = 4;  // vectors of a thread that are on their way together
-
-// Plain: rows are made of aligned vectors, of less than 2^30 elements, and labels are not smoothed.
-// That takes fewer registers.
-template <class T, bool Plain>
-__global__ void __launch_bounds__(kRowThreads, sizeof(T) == 8       ? 1
-                                               : Plain && kShort<T> ? 3
-                                                                    : 2)
+template <class T>
+__global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
     cross_entropy_rows(const RowPlan plan, const CrossEntropyForward<T> p) {
   using A = compute_t<T>;
-  constexpr int N = kVec<T>;
-  if (p.arrived != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.arrived = 0;
+  constexpr int N = kVec<T>, kFlying = 4;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *p.arrived = 0;
   arrive_rows(plan);
   const Place place(plan);
   const int64_t row = place.row;
   const T* const start = p.logits.at(row);
-  const Columns<N> columns(start, place.exists ? plan.cols : 0, !Plain);
-  const bool smooth = !Plain && p.smoothing != A(0);
-  const bool has_end = !Plain && place.index < columns.ends;
-  using Index = std::conditional_t<Plain, int, int64_t>;  // all columns fit one
-  Index i = place.index;
-  const Index vectors =
-      Plain ? Index(place.exists ? int(plan.cols / N) : 0) : Index(columns.vectors);
+  const Columns<N> columns(start, place.exists ? plan.cols : 0);
+  const bool smooth = p.smoothing != A(0);
+  const bool has_end = place.index < columns.ends;
+  const T* at = start + columns.vector(place.index);
+  const T* const stop = start + columns.vector(columns.vectors);
+  const int step = place.size * N;
   A infinite[N];
 #pragma unroll
   for (A& one : infinite) one = A(-INFINITY);
@@ -192,8 +185,7 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) == 8       ? 1
 #pragma unroll
     for (int k = 0; k < kFlying; ++k) {
       v[k] = lowest;
-      const Index one = i + k * place.size;
-      if (one < vectors) v[k] = load_packed<N>(start + (Plain ? one * N : columns.vector(one)));
+      if (at + k * step < stop) v[k] = load_packed<N>(at + k * step);
     }
   };
   // Nothing is done with what is loaded, the label included, before all loads are under way.
@@ -216,7 +208,7 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) == 8       ? 1
       for (int e = 0; e < M; ++e) own += wide[e] - pivot;
       away.value += own;
     };
-    for (; i < vectors; i += kFlying * place.size, load()) {
+    for (; at < stop; at += kFlying * step, load()) {
 #pragma unroll
       for (int first = 0; first < kFlying; first += 2) {  // two share a peak: more take registers
         const Packed<T, N> two[2] = {v[first], v[first + 1]};
@@ -224,7 +216,7 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) == 8       ? 1
         if (!smooth) continue;
 #pragma unroll
         for (int k = 0; k < 2; ++k) {
-          if (i + (first + k) * place.size < vectors) add_away(two[k]);
+          if (at + (first + k) * step < stop) add_away(two[k]);
         }
       }
     }
@@ -247,109 +239,85 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) == 8       ? 1
   }
 }
 
+constexpr int kShortShare = 32;  // vectors of a short row that a thread may take
+
 // Rows too few to fill the device are spread over the blocks of a cluster; many rows take small
 // blocks, so that some load while others add up.
 template <class T>
 void run_cross_entropy(int64_t rows, int64_t cols, bool ragged, const CrossEntropyForward<T>& p,
                        cudaStream_t stream) {
-  const int64_t vectors = cols / kVec<T>;
-  RowPlan plan = plan_rows(rows, cols, kVec<T>, ragged, false, kFlying);
-  const int64_t trips = vectors / (kFlying * kRowThreads);  // of a block alone
+  RowPlan plan = plan_rows(rows, cols, kVec<T>, ragged, false);
+  const int64_t trips = cols / kVec<T> / (4 * kRowThreads);  // of a block alone
   while (plan.group == kRowThreads && plan.cluster < kMaxCluster && trips >= 2 * plan.cluster &&
          rows * plan.cluster < 2 * multiprocessors()) {
     plan.cluster *= 2;
   }
-  for (const int threads : {256, 128}) {
-    if (plan.group > threads && rows * threads >= 1024 * multiprocessors()) {
-      plan.group = plan.block = threads;
-    }
+  const int64_t device = 1024 * multiprocessors();  // threads
+  for (int threads = 256; threads >= 64 && rows * threads >= device; threads /= 2) {
+    if (plan.group > threads) plan.group = plan.block = threads;
   }
-  // What a thread has on its way together is added up together, even where the row is over: with
-  // fewer threads less of that may be in vain.
-  const auto slots = [&](int threads) {
-    return ceil_div(vectors, int64_t(kFlying) * threads) * kFlying * threads;
-  };
-  if (plan.group == 128 && slots(kWarp) * 10 < slots(128) * 9) {
-    plan.group = kWarp;
-    plan.block = kRowBlock;
+  // Short rows less than a warp: the end of one costs as much as several vectors.
+  for (int threads = kWarp; threads >= 2 * kVec<T> && rows * threads >= 2 * device &&
+                            cols <= int64_t(kShortShare) * kVec<T> * threads;
+       threads /= 2) {
+    if (plan.group > threads) plan.group = threads, plan.block = kRowBlock;
   }
-  const bool plain = !ragged && p.smoothing == 0 && cols < 1 << 30;
-  const auto kernel = plain ? cross_entropy_rows<T, true> : cross_entropy_rows<T, false>;
-  if (plan.cluster > 1 && !can_cluster(kernel)) plan.cluster = 1;
-  launch(kernel, {dim3(plan.blocks()), dim3(plan.block), stream, 0, false, plan.cluster}, plan, p);
+  if (plan.cluster > 1 && !can_cluster(cross_entropy_rows<T>)) plan.cluster = 1;
+  launch(cross_entropy_rows<T>,
+         {dim3(plan.blocks()), dim3(plan.block), stream, 0, false, plan.cluster}, plan, p);
 }
 
-// The losses of all rows added up by the blocks of a cluster, in an order that follows from their
-// number. A great many take several clusters, the last of which to end adds up what they found.
+// The losses of all rows added up, in an order that follows from their number.
 template <class A>
 struct LossTotal {
-  RowPlan plan;  // of as many rows as clusters, of so many losses each
   const A* losses;
   Labels labels;
   int64_t rows;
-  A* loss;
-  int64_t* count = nullptr;  // of the rows not ignored, if a mean is wanted
-  // Where several clusters meet.
-  A* parts = nullptr;
-  int64_t* part_counts = nullptr;
-  unsigned* arrived = nullptr;
+  A *parts, *loss;
+  int64_t *part_counts, *count;  // count: of the rows not ignored, if a mean is wanted
+  unsigned* arrived;
 };
 
+constexpr int kTotalThreads = 512, kMaxTotalBlocks = 128;
+
 template <class A>
-__global__ void __launch_bounds__(kRowThreads) total_losses(const LossTotal<A> p) {
-  const RowPlan& plan = p.plan;
-  arrive_rows(plan);
-  const Place place(plan);
-  const int64_t first = place.row * plan.cols, last = min(first + plan.cols, p.rows);
-  Sum<A> sum;
-  Sum<int64_t> count;
-  if (p.count != nullptr) {  // labels are there before the losses are
-#pragma unroll 8
-    for (int64_t i = first + place.index; i < last; i += place.size) {
-      count.value += p.labels.ignored(p.labels.of(i)) ? 0 : 1;
-    }
-  }
+__global__ void __launch_bounds__(kTotalThreads) total_losses(const LossTotal<A> p) {
+  const int64_t piece = ceil_div(p.rows, gridDim.x), first = blockIdx.x * piece;
+  const int64_t last = min(first + piece, p.rows);
+  A sum = 0;
+  int64_t count = 0;
   await_previous();
-#pragma unroll 8
-  for (int64_t i = first + place.index; i < last; i += place.size) sum.value += p.losses[i];
-  await_rows(plan);
-  sum = row_total(plan, sum);
-  if (p.count != nullptr) count = row_total(plan, count, 1);
-  if (plan.rows > 1) {
-    if (place.index >= plan.block) return;  // the others of the cluster know the same
+  for (int64_t i = first + threadIdx.x; i < last; i += kTotalThreads) {
+    sum += p.losses[i];
+    if (p.count != nullptr) count += p.labels.ignored(p.labels.of(i)) ? 0 : 1;
+  }
+  sum = group_sum(sum, kTotalThreads);
+  count = group_sum(count, kTotalThreads);
+  if (gridDim.x > 1) {
     struct Shared {
       bool last;
     };
     bool& is_last = shared<Shared>().last;
     if (threadIdx.x == 0) {
-      p.parts[place.row] = sum.value;
-      p.part_counts[place.row] = count.value;
+      p.parts[blockIdx.x] = sum;
+      p.part_counts[blockIdx.x] = count;
       __threadfence();
-      is_last = atomicAdd(p.arrived, 1u) == unsigned(plan.rows) - 1;
+      is_last = atomicAdd(p.arrived, 1u) == gridDim.x - 1;
       __threadfence();
     }
     __syncthreads();
     if (!is_last) return;
-    const bool mine = threadIdx.x < plan.rows;
-    sum.value = warp_sum(mine ? p.parts[threadIdx.x] : A(0));
-    count.value = warp_sum(mine ? p.part_counts[threadIdx.x] : int64_t(0));
+    const bool mine = threadIdx.x < gridDim.x;
+    sum = group_sum(mine ? p.parts[threadIdx.x] : A(0), kTotalThreads);
+    count = group_sum(mine ? p.part_counts[threadIdx.x] : int64_t(0), kTotalThreads);
   }
-  if (place.index != 0) return;
-  *p.loss = p.count != nullptr ? sum.value / A(count.value) : sum.value;
-  if (p.count != nullptr) *p.count = count.value;
+  if (threadIdx.x != 0) return;
+  *p.loss = p.count != nullptr ? sum / A(count) : sum;
+  if (p.count != nullptr) *p.count = count;
 }
 
-// Blocks of a cluster meet sooner than those of a grid do.
-template <class A>
-RowPlan plan_total(int64_t rows) {
-  constexpr int64_t kShare = 8 * kRowThreads;  // losses to a block, before there are several
-  constexpr int64_t kMostClusters = kWarp;
-  RowPlan plan{1, rows, kRowThreads, 1, kRowThreads, false};
-  while (plan.cluster < kMaxCluster && rows > kShare * plan.cluster) plan.cluster *= 2;
-  if (plan.cluster > 1 && !can_cluster(total_losses<A>)) plan.cluster = 1;
-  plan.rows = std::clamp<int64_t>(rows / (4 * kShare * plan.cluster), 1, kMostClusters);
-  plan.cols = ceil_div(rows, plan.rows);
-  return plan;
+inline int64_t total_blocks(int64_t rows) {
+  return std::clamp<int64_t>(rows / (8 * kTotalThreads), 1, kMaxTotalBlocks);
 }
 
 template <class T>
