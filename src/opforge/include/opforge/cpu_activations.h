@@ -102,8 +102,9 @@ struct Gelu {
       share = n.value;
       right = n.density;
     } else {
-      share = this->share(x);
-      right = exp(A(-0.5) * x * x) * A(kSqrtTwoByPi / 2);
+      const V decay = exp_below(A(-0.5) * x * x);
+      share = A(0.5) * (erf(x * A(kSqrtHalf), decay) + 1);
+      right = decay * A(kSqrtTwoByPi / 2);
     }
     value = x * share;
     return passed * fma(left, right, share);

@@ -137,22 +137,25 @@ OPFORGE_INLINE vec<float> tanh(vec<float> x) {
   constexpr float c[] = {-0x1.55553cp-2f, 0x1.110be2p-3f, -0x1.b96222p-5f, 0x1.600994p-6f,
                          -0x1.0460c8p-7f, 0x1.2da5p-9f,   -0x1.77dd46p-12f};
   const vec<float> small = fma(polynomial(square, c) * square, a, a);
-  const vec<float> large = 1.0f - 2.0f / (exp(2.0f * a) + 1.0f);
+  const vec<float> e = exp_below(-2.0f * a), large = 1.0f - 2.0f * e / (e + 1.0f);
   return with_sign(a < 1.0f ? small : large, x);
 }
 
-OPFORGE_INLINE vec<float> erf(vec<float> x) {
+// By way of e^(-x²), which the derivative takes, too.
+OPFORGE_INLINE vec<float> erf(vec<float> x, vec<float> decay) {
   const vec<float> a = magnitude(x);
   // erf(x) / x - 1, as a polynomial in x² up to 1
   constexpr float c[] = {0x1.06eba8p-3f, -0x1.81273ep-2f, 0x1.ce2cf8p-4f, -0x1.b7f90ep-6f,
                          0x1.5405b2p-8f, -0x1.a3f7p-11f,  0x1.496a34p-14f};
   const vec<float> small = fma(polynomial(x * x, c), a, a);
-  // -log(1 - erf(x)) from 1 to 4, where erf(x) has become 1
-  constexpr float d[] = {0x1.66217p-12f,  0x1.2088eap+0f, 0x1.46baf0p-1f,  0x1.a6532cp-4f,
-                         -0x1.65cb4cp-6f, 0x1.825aa4p-9f, -0x1.86dcfep-13f};
-  const vec<float> large = 1.0f - exp(-polynomial(a > 4.0f ? 4.0f - vec<float>{} : a, d));
+  // (1 - erf(x)) e^(x²), as a polynomial in x - 2, from 1 to 4, where erf(x) has become 1
+  constexpr float d[] = {0x1.05869p-2f,  -0x1.b573dep-4f, 0x1.562e9p-5f,   -0x1.fb8e9ep-7f,
+                         0x1.6db2e8p-8f, -0x1.a3bbfp-10f, 0x1.21cb58p-11f, -0x1.9ceb48p-12f};
+  const vec<float> large = 1.0f - decay * polynomial(at_most(a, 4.0f) - 2.0f, d);
   return with_sign(a < 1.0f ? small : large, x);
 }
+
+OPFORGE_INLINE vec<float> erf(vec<float> x) { return erf(x, exp_below(-x * x)); }
 
 OPFORGE_INLINE vec<double> exp(vec<double> x) {
   return by_lane(x, [](double v) { return std::exp(v); });
@@ -166,6 +169,7 @@ OPFORGE_INLINE vec<double> tanh(vec<double> x) {
 OPFORGE_INLINE vec<double> erf(vec<double> x) {
   return by_lane(x, [](double v) { return std::erf(v); });
 }
+OPFORGE_INLINE vec<double> erf(vec<double> x, vec<double>) { return erf(x); }
 
 // 1 / (1 + e^-x), by way of e^-|x|, which cannot overflow.
 template <class V>
