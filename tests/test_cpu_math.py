@@ -72,6 +72,18 @@ def test_exp_below_zero(op):
     assert error[worst] <= allowed, f"{error[worst]} ulp at {x[worst]}"
 
 
+def test_fast_exp(op):
+    x = torch.cat([torch.linspace(-86, 88.722, 1 << 20), torch.tensor([0.0, -0.0, 1e-45])])
+    error = in_ulps(op(x, 6), x.double().exp())
+    worst = int(error.argmax())
+    allowed = 2 if "fma" in toolchain.cpu_flags().split() else 4
+    assert error[worst] <= allowed, f"{error[worst]} ulp at {x[worst]}"
+    assert op(torch.tensor([88.73, 1e30, math.inf]), 6).isposinf().all()
+    assert op(torch.tensor([math.nan]), 6).isnan().all()
+    low = op(torch.cat([torch.linspace(-90, -86, 1001), torch.tensor([-1e30, -math.inf])]), 6)
+    assert ((low >= 0) & (low <= math.exp(-85.9))).all()
+
+
 def test_exp_below_zero_in_double(op):
     x = torch.linspace(-708, 0, 100_001, dtype=torch.float64)
     assert torch.allclose(op(x, 5), x.exp(), rtol=5e-16, atol=0)

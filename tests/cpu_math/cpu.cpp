@@ -20,6 +20,7 @@ Tensor cpu_math_cpu(const Tensor& x, int64_t which) {
           if (which == 3) run([](auto v) { return erf(v); });
           if (which == 4) run([](auto v) { return sigmoid(v); });
           if (which == 5) run([](auto v) { return exp_below(v); });
+          if (which == 6) run([](auto v) { return fast_exp(v); });
         });
       },
       x);

@@ -73,7 +73,7 @@ struct Silu {
  private:
   OPFORGE_INLINE static V below(V x) {
     if constexpr (kShort<T>) return roughly_any_exp(-x) + 1;
-    return exp(-x) + 1;
+    return fast_exp(-x) + 1;
   }
 };
 

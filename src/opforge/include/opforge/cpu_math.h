@@ -53,6 +53,10 @@ OPFORGE_INLINE vec<float> power_of_two(Ints k) {
   return std::bit_cast<vec<float>>((k + 127) << 23);
 }
 
+// (e^r - 1 - r) / r²
+constexpr float kExp[] = {0x1.fffffcp-2f, 0x1.55548ap-3f, 0x1.555916p-5f, 0x1.123fc6p-7f,
+                          0x1.6a1a6ep-10f};
+
 OPFORGE_INLINE vec<float> exp(vec<float> x) {
   x = at_least(at_most(x, 89.0f), -104.0f);  // beyond, the result is infinite or 0 anyway
   // x = n ln 2 + r: adding 1.5 · 2^23 leaves the nearest whole number in the last bits.
@@ -61,17 +65,19 @@ OPFORGE_INLINE vec<float> exp(vec<float> x) {
   const vec<float> n = shifted - round;
   const vec<float> rest = fma(n, -kLn2High - vec<float>{}, x);  // exact
   const vec<float> r = fma(n, -kLn2Low - vec<float>{}, rest);
-  // (e^r - 1 - r) / r²
-  constexpr float c[] = {0x1.fffffcp-2f, 0x1.55548ap-3f, 0x1.555916p-5f, 0x1.123fc6p-7f,
-                         0x1.6a1a6ep-10f};
   // 1 + r + r² p(r), with what the first sum and r itself lost in rounding.
   const vec<float> sum = r + 1.0f;
   const vec<float> lost = (1.0f - sum + r) + fma(n, -kLn2Low - vec<float>{}, rest - r);
-  const vec<float> y = sum + fma(polynomial(r, c), r * r, lost);
+  const vec<float> y = sum + fma(polynomial(r, kExp), r * r, lost);
   // Times 2^n in two steps, so that results on the way to 0 are rounded once.
   const Ints power = std::bit_cast<Ints>(shifted) - std::bit_cast<int32_t>(round);
   const Ints half = power >> 1;
   return y * power_of_two(half) * power_of_two(power - half);
+}
+
+// e^r of what is left beside a power of two.
+OPFORGE_INLINE vec<float> exp_near_zero(vec<float> r) {
+  return fma(polynomial(r, kExp), r * r, r) + 1.0f;
 }
 
 // The same where x is at most 0, or NaN, in half the time: within 2 ulp, and 0 where the result
@@ -81,13 +87,20 @@ OPFORGE_INLINE vec<float> exp_below(vec<float> x) {
   const vec<float> shifted = fma(x, 1.44269504f - vec<float>{}, round - vec<float>{});
   const vec<float> n = shifted - round;
   const vec<float> rest = fma(n, -kLn2High - vec<float>{}, x);
-  const vec<float> r = fma(n, -kLn2Low - vec<float>{}, rest);
-  // (e^r - 1 - r) / r²
-  constexpr float c[] = {0x1.fffffcp-2f, 0x1.55548ap-3f, 0x1.555916p-5f, 0x1.123fc6p-7f,
-                         0x1.6a1a6ep-10f};
-  const vec<float> y = fma(polynomial(r, c), r * r, r) + 1.0f;
+  const vec<float> y = exp_near_zero(fma(n, -kLn2Low - vec<float>{}, rest));
   const vec<float> power = std::bit_cast<vec<float>>(std::bit_cast<Ints>(shifted) << 23);
   return x < -87.33654f ? vec<float>{} : y * power;
+}
+
+// The same for any x; what is below e^-86 is some number between 0 and that.
+OPFORGE_INLINE vec<float> fast_exp(vec<float> x) {
+  x = at_least(at_most(x, 89.0f), -87.0f);
+  constexpr float round = 0x1.8p23f + 126;  // 2^n itself may be beyond the largest number
+  const vec<float> shifted = fma(x, 1.44269504f - vec<float>{}, round - vec<float>{});
+  const vec<float> n = shifted - round;
+  const vec<float> rest = fma(n, -kLn2High - vec<float>{}, x);
+  const vec<float> y = exp_near_zero(fma(n, -kLn2Low - vec<float>{}, rest));
+  return (y + y) * std::bit_cast<vec<float>>(std::bit_cast<Ints>(shifted) << 23);
 }
 
 OPFORGE_INLINE vec<double> exp_below(vec<double> x) {
@@ -160,6 +173,7 @@ OPFORGE_INLINE vec<float> erf(vec<float> x) { return erf(x, exp_below(-x * x)); 
 OPFORGE_INLINE vec<double> exp(vec<double> x) {
   return by_lane(x, [](double v) { return std::exp(v); });
 }
+OPFORGE_INLINE vec<double> fast_exp(vec<double> x) { return exp(x); }
 OPFORGE_INLINE vec<double> log(vec<double> x) {
   return by_lane(x, [](double v) { return std::log(v); });
 }
