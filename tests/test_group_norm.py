@@ -363,3 +363,12 @@ def test_statistics_of_the_shape_of_x_do_not_take_its_strides():
     fake = torch.ops.opforge.group_norm(x.to("meta"), None, None, 6, 1e-5, False, True)
     real = torch.ops.opforge.group_norm(x, None, None, 6, 1e-5, False, True)
     assert [t.stride() for t in fake] == [t.stride() for t in real] == [(1, 4), (6, 1), (6, 1)]
+
+
+@pytest.mark.parametrize("pixels", [(64, 130), (63, 133)], ids=["whole vectors", "odd"])
+def test_what_no_cache_keeps(pixels):
+    """On the CPU, planes of results of 8 MB and more are written past the caches."""
+    (x,) = drawn("cpu", (8, 32, *pixels))
+    parameters = drawn("cpu", (32,), (32,))
+    got = opforge.group_norm(x, 8, *parameters, activation="silu")
+    agree(got, theirs(x, 8, *parameters, activation="silu"), [x, *parameters])

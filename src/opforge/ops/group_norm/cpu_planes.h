@@ -179,13 +179,22 @@ inline Scale<T> scale_of_group(const T* v, int64_t n, double eps) {
   return scale;
 }
 
+// Whether planes of results are written past the caches.
+template <class T, bool kSilu>
+bool planes_go_past(const GroupNorm<T, kSilu>& norm, const Images<T>& to) {
+  return goes_past(to.data, norm.samples * norm.channels, norm.pixels) &&
+         to.sample % kLanes<T> == 0 && to.channel % kLanes<T> == 0;
+}
+
 // Every group is a contiguous row of planes, each with a weight and a bias.
 template <class T, bool kSilu>
 void planes_forward(const GroupNorm<T, kSilu>& given, const Images<const T>& x, const Images<T>& y,
                     const Statistics<T>& saved) {
   using V = vec<T>;
+  const bool large = planes_go_past(given, y);
   parallel_for(given.tasks(), given.grain(), [&](int64_t i, int64_t end) {
     const GroupNorm<T, kSilu> norm = given;
+    const bool past = large;
     const int64_t depth = norm.depth, pixels = norm.pixels, length = norm.length;
     for (; i < end; ++i) {
       const int64_t sample = i / norm.groups, group = i % norm.groups;
@@ -196,10 +205,11 @@ void planes_forward(const GroupNorm<T, kSilu>& given, const Images<const T>& x, 
       for (int64_t c = group * depth; c < (group + 1) * depth; ++c, from += pixels, to += pixels) {
         const V factor = norm.factor(c) - V{}, shift = norm.shift(c) - V{};
         along<T>(pixels, [&](int64_t j, auto n) {
-          store_lanes(to + j, n, norm.result(scale.normed(from + j, n), factor, shift));
+          store_lanes_past(past, to + j, n, norm.result(scale.normed(from + j, n), factor, shift));
         });
       }
     }
+    if (past) finish_past();
   });
 }
 
@@ -233,8 +243,10 @@ void planes_backward(const GroupNorm<T, kSilu>& given, const Images<const T>& gr
                      const Images<T>& grad_x, const ChannelSums<T>& sums) {
   using A = compute_t<T>;
   using V = vec<T>;
+  const bool large = planes_go_past(given, grad_x);
   parallel_for(given.tasks(), given.grain(), [&](int64_t i, int64_t end) {
     const GroupNorm<T, kSilu> norm = given;
+    const bool past = large;
     const int64_t depth = norm.depth, pixels = norm.pixels, length = norm.length;
     const auto room = room_to_keep(norm, length);
     A* const kept = room.get();
@@ -262,10 +274,11 @@ void planes_backward(const GroupNorm<T, kSilu>& given, const Images<const T>& gr
           const V v = !kSilu || kept == nullptr
                           ? norm.through(load_lanes(grad + j, n), normed, factor, shift)
                           : load_lanes(kept + j, n);
-          store_lanes(to + j, n, norm.gradient(v, normed, factor, inner, average, rstd));
+          store_lanes_past(past, to + j, n, norm.gradient(v, normed, factor, inner, average, rstd));
         });
       }
     }
+    if (past) finish_past();
   });
 }
 
