@@ -33,8 +33,8 @@ def test_the_simulator_gives_the_bits_of_the_gpu(name, dtype):
         with sim.active():
             results = golden.run(op, case, "cpu")
         for kind, tensors in results.items():
-            for number, tensor in enumerate(tensors):
-                got, right = golden.bits(tensor), entry[kind][number]
+            for number, (tensor, right) in enumerate(zip(tensors, entry[kind], strict=True)):
+                got = golden.bits(tensor)
                 what = f"{kind} {number} of {entry['label']}"
                 if isinstance(right, str):
                     assert got == right, what
