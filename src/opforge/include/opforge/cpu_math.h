@@ -75,32 +75,33 @@ OPFORGE_INLINE vec<float> exp(vec<float> x) {
   return y * power_of_two(half) * power_of_two(power - half);
 }
 
-// e^r of what is left beside a power of two.
-OPFORGE_INLINE vec<float> exp_near_zero(vec<float> r) {
-  return fma(polynomial(r, kExp), r * r, r) + 1.0f;
-}
+// e^x as a number about 1 and 2^(n + bias - 127), within 2 ulp.
+struct ExpParts {
+  vec<float> about_one, power;
 
-// The same where x is at most 0, or NaN, in half the time: within 2 ulp, and 0 where the result
-// would be subnormal.
+  OPFORGE_INLINE ExpParts(vec<float> x, float bias) {
+    const float round = 0x1.8p23f + bias;  // leaves n with the bias, for the place of an exponent
+    const vec<float> shifted = fma(x, 1.44269504f - vec<float>{}, round - vec<float>{});
+    const vec<float> n = shifted - round;
+    const vec<float> rest = fma(n, -kLn2High - vec<float>{}, x);
+    const vec<float> r = fma(n, -kLn2Low - vec<float>{}, rest);
+    about_one = fma(polynomial(r, kExp), r * r, r) + 1.0f;
+    power = std::bit_cast<vec<float>>(std::bit_cast<Ints>(shifted) << 23);
+  }
+};
+
+// exp() where x is at most 0, or NaN, in half the time: within 2 ulp, and 0 where the result would
+// be subnormal.
 OPFORGE_INLINE vec<float> exp_below(vec<float> x) {
-  constexpr float round = 0x1.8p23f + 127;  // leaves n with the bias of an exponent
-  const vec<float> shifted = fma(x, 1.44269504f - vec<float>{}, round - vec<float>{});
-  const vec<float> n = shifted - round;
-  const vec<float> rest = fma(n, -kLn2High - vec<float>{}, x);
-  const vec<float> y = exp_near_zero(fma(n, -kLn2Low - vec<float>{}, rest));
-  const vec<float> power = std::bit_cast<vec<float>>(std::bit_cast<Ints>(shifted) << 23);
-  return x < -87.33654f ? vec<float>{} : y * power;
+  const ExpParts parts(x, 127);
+  return x < -87.33654f ? vec<float>{} : parts.about_one * parts.power;
 }
 
-// The same for any x; what is below e^-86 is some number between 0 and that.
+// The same for any x; what is below e^-86 is some number between 0 and that. 2^n itself may be
+// beyond the largest number, so it is halved.
 OPFORGE_INLINE vec<float> fast_exp(vec<float> x) {
-  x = at_least(at_most(x, 89.0f), -87.0f);
-  constexpr float round = 0x1.8p23f + 126;  // 2^n itself may be beyond the largest number
-  const vec<float> shifted = fma(x, 1.44269504f - vec<float>{}, round - vec<float>{});
-  const vec<float> n = shifted - round;
-  const vec<float> rest = fma(n, -kLn2High - vec<float>{}, x);
-  const vec<float> y = exp_near_zero(fma(n, -kLn2Low - vec<float>{}, rest));
-  return (y + y) * std::bit_cast<vec<float>>(std::bit_cast<Ints>(shifted) << 23);
+  const ExpParts parts(at_least(at_most(x, 89.0f), -87.0f), 126);
+  return (parts.about_one + parts.about_one) * parts.power;
 }
 
 OPFORGE_INLINE vec<double> exp_below(vec<double> x) {

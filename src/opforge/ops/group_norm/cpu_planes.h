@@ -209,7 +209,7 @@ void planes_forward(const GroupNorm<T, kSilu>& given, const Images<const T>& x, 
         });
       }
     }
-    if (past) finish_past();
+    finish_past();
   });
 }
 
@@ -278,7 +278,7 @@ void planes_backward(const GroupNorm<T, kSilu>& given, const Images<const T>& gr
         });
       }
     }
-    if (past) finish_past();
+    finish_past();
   });
 }
 
