@@ -108,9 +108,36 @@ def test_many_rows_take_few_threads_each(shape, blocks, threads):
     torch.testing.assert_close(got.double(), right, atol=2e-6, rtol=2e-6)
 
 
+@pytest.mark.sim
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("bytes_", "rows", "blocks", "threads"),
+    [
+        (192, 257, 9, 128),  # four lanes to a row
+        (2048, 67, 9, 128),  # sixteen
+        (8192, 16, 16, 64),
+        (10_240, 11, 11, 96),  # the last threads have fewer vectors
+        (131_072, 2, 2, 512),  # twice eight vectors to a thread
+    ],
+)
+def test_a_thread_loads_its_share_of_a_plain_row_at_once(dtype, bytes_, rows, blocks, threads):
+    """Many rows, on a GPU of one multiprocessor, of eight vectors to a thread at most."""
+    logits, target = drawn("cpu", rows, bytes_ // dtype.itemsize, dtype=dtype)
+    target[0], target[1] = 5, -100
+    with sim.active("race", device=sim.Device(multiprocessors=1), traffic=True) as calls:
+        got = opforge.cross_entropy(logits, target, z_loss=1e-2, reduction="none")
+        mean = opforge.cross_entropy(logits, target)
+    launches = [one for call in calls for one in call.launches if "rows" in one.kernel]
+    assert [(one.blocks, one.threads) for one in launches] == 2 * [(blocks, threads)]
+    right = truth(logits, target, z_loss=1e-2, reduction="none")
+    torch.testing.assert_close(got.double(), right, atol=2e-6, rtol=2e-6)
+    torch.testing.assert_close(mean.double(), truth(logits, target), atol=2e-6, rtol=2e-6)
+
+
 @each_device
-def test_many_rows_are_added_up_by_several_blocks(device):
-    logits, target = drawn(device, 20000, 3)
+@pytest.mark.parametrize("rows", [5000, 20_000])
+def test_many_rows_are_added_up_by_many_threads(device, rows):
+    logits, target = drawn(device, rows, 3)
     agree(logits, target, scale=10, reduction="sum")
     assert torch.equal(*[opforge.cross_entropy(logits, target) for _ in range(2)])
 

@@ -205,11 +205,16 @@ ColumnParams plan_columns(int64_t batches, int64_t rows, int64_t cols,
   p.width = p.vector_cols * N;
   p.tile = kColumnTile;
   while (p.tile > 1 && p.tile / 2 >= p.vector_cols) p.tile /= 2;
+  const int64_t in_class = ceil_div(rows, p.classes);
+  // Few rows leave the threads of a stack idle: rather fewer blocks, if they still fill the device.
+  while (p.tile < kColumnThreads && in_class <= kColumnThreads / p.tile / 2 &&
+         ceil_div(p.vector_cols, p.tile) > multiprocessors()) {
+    p.tile *= 2;
+  }
   const int64_t tiles = ceil_div(p.vector_cols, p.tile) * p.classes * batches;
   // Rounded down: a block more than fits at once would double the time.
   const int64_t wanted = int64_t(multiprocessors()) * kColumnWaves / tiles;
   // A chunk is worth a block only if each of its threads has a few rows.
-  const int64_t in_class = ceil_div(rows, p.classes);
   const int64_t most = ceil_div(in_class, kColumnThreads / p.tile * 4);
   const int64_t asked = tuning.rows;
   const int64_t chunks = asked ? ceil_div(in_class, asked) : std::min(wanted, most);

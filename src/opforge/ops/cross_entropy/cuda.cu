@@ -49,8 +49,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_cuda(const Tensor& logi
                              mutable_data<int64_t>(counts),
                              reduction == kMean ? mutable_data<int64_t>(out.count) : nullptr,
                              arrived};
-    launch(total_losses<A>, {dim3(unsigned(blocks)), dim3(kTotalThreads), stream, 0, rows > 0},
-           total);
+    launch(total_losses<A>,
+           {dim3(unsigned(blocks)), dim3(total_threads(rows)), stream, 0, rows > 0}, total);
   });
   return {out.loss, out.peak, out.log_sum, out.count};
 }

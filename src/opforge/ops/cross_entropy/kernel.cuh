@@ -3,9 +3,10 @@
 // them once and writes as much: a copy. Of a row that is ignored both read what is loaded before
 // its label is known, and use nothing of it.
 //
-// A row's threads, a few lanes to a cluster of blocks, take vectors in turn, four of them on their
-// way at a time, and keep the largest logit so far and the sum of exp(logit - it). Rows need not
-// be aligned: vectors begin at 16-byte boundaries, and the two ends of a row go by element.
+// A row's threads, a few lanes to a cluster of blocks, take vectors in turn, four or eight of them
+// on their way at a time, and keep the largest logit so far and the sum of exp(logit - it). Rows
+// need not be aligned: vectors begin at 16-byte boundaries, and the two ends of a row go by
+// element.
 #pragma once
 
 #include <opforge/index.h>
@@ -160,22 +161,26 @@ struct CrossEntropyForward {
   }
 };
 
-template <class T>
+constexpr int kPlainShare = 8;  // vectors of a plain row that a thread loads at once
+
+// Plain: rows are made of aligned vectors, and there is no smoothing.
+template <class T, bool Plain>
 __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
     cross_entropy_rows(const RowPlan plan, const CrossEntropyForward<T> p) {
   using A = compute_t<T>;
-  constexpr int N = kVec<T>, kFlying = 4;
+  constexpr int N = kVec<T>, kFlying = Plain ? kPlainShare : 4;
+  constexpr int kTogether = Plain ? 4 : 2;  // share a peak: more take registers
   if (blockIdx.x == 0 && threadIdx.x == 0) *p.arrived = 0;
   arrive_rows(plan);
   const Place place(plan);
   const int64_t row = place.row;
   const T* const start = p.logits.at(row);
-  const Columns<N> columns(start, place.exists ? plan.cols : 0);
-  const bool smooth = p.smoothing != A(0);
-  const bool has_end = place.index < columns.ends;
-  const T* at = start + columns.vector(place.index);
-  const T* const stop = start + columns.vector(columns.vectors);
-  const int step = place.size * N;
+  const Columns<N> columns(start, place.exists ? plan.cols : 0, !Plain);
+  const bool smooth = !Plain && p.smoothing != A(0);
+  const bool has_end = !Plain && place.index < columns.ends;
+  using Index = std::conditional_t<Plain, int, int64_t>;  // many rows are short
+  const Index vectors = Index(columns.vectors);
+  Index at = place.index;
   A infinite[N];
 #pragma unroll
   for (A& one : infinite) one = A(-INFINITY);
@@ -185,7 +190,8 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
 #pragma unroll
     for (int k = 0; k < kFlying; ++k) {
       v[k] = lowest;
-      if (at + k * step < stop) v[k] = load_packed<N>(at + k * step);
+      const Index i = at + k * place.size;
+      if (i < vectors) v[k] = load_packed<N>(start + columns.vector(i));
     }
   };
   // Nothing is done with what is loaded, the label included, before all loads are under way.
@@ -208,15 +214,17 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
       for (int e = 0; e < M; ++e) own += wide[e] - pivot;
       away.value += own;
     };
-    for (; at < stop; at += kFlying * step, load()) {
+    for (; at < vectors; at += kFlying * place.size, load()) {
 #pragma unroll
-      for (int first = 0; first < kFlying; first += 2) {  // two share a peak: more take registers
-        const Packed<T, N> two[2] = {v[first], v[first + 1]};
-        total.add(two);
+      for (int first = 0; first < kFlying; first += kTogether) {
+        Packed<T, N> some[kTogether];
+#pragma unroll
+        for (int k = 0; k < kTogether; ++k) some[k] = v[first + k];
+        total.add(some);
         if (!smooth) continue;
 #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-          if (at + (first + k) * step < stop) add_away(two[k]);
+        for (int k = 0; k < kTogether; ++k) {
+          if (at + (first + k) * place.size < vectors) add_away(some[k]);
         }
       }
     }
@@ -241,18 +249,27 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
 
 constexpr int kShortShare = 32;  // vectors of a short row that a thread may take
 
-// Rows too few to fill the device are spread over the blocks of a cluster; many rows take small
-// blocks, so that some load while others add up.
+// Many plain rows have as many threads as it takes to load a row at once. Rows too few to fill the
+// device are spread over the blocks of a cluster; many rows of other kinds take small blocks, so
+// that some load while others add up.
 template <class T>
 void run_cross_entropy(int64_t rows, int64_t cols, bool ragged, const CrossEntropyForward<T>& p,
                        cudaStream_t stream) {
+  const int64_t device = 1024 * multiprocessors();  // threads
+  if (!ragged && p.smoothing == 0) {
+    RowPlan plan = plan_rows(rows, cols, kVec<T>, false, false, kPlainShare);
+    plan.group = std::max(plan.group, 4);  // fewer lanes would not read whole sectors together
+    if (rows * plan.group >= device) {
+      return launch(cross_entropy_rows<T, true>, {dim3(plan.blocks()), dim3(plan.block), stream},
+                    plan, p);
+    }
+  }
   RowPlan plan = plan_rows(rows, cols, kVec<T>, ragged, false);
   const int64_t trips = cols / kVec<T> / (4 * kRowThreads);  // of a block alone
   while (plan.group == kRowThreads && plan.cluster < kMaxCluster && trips >= 2 * plan.cluster &&
          rows * plan.cluster < 2 * multiprocessors()) {
     plan.cluster *= 2;
   }
-  const int64_t device = 1024 * multiprocessors();  // threads
   for (int threads = 256; threads >= 64 && rows * threads >= device; threads /= 2) {
     if (plan.group > threads) plan.group = plan.block = threads;
   }
@@ -262,9 +279,9 @@ void run_cross_entropy(int64_t rows, int64_t cols, bool ragged, const CrossEntro
        threads /= 2) {
     if (plan.group > threads) plan.group = threads, plan.block = kRowBlock;
   }
-  if (plan.cluster > 1 && !can_cluster(cross_entropy_rows<T>)) plan.cluster = 1;
-  launch(cross_entropy_rows<T>,
-         {dim3(plan.blocks()), dim3(plan.block), stream, 0, false, plan.cluster}, plan, p);
+  const auto kernel = cross_entropy_rows<T, false>;
+  if (plan.cluster > 1 && !can_cluster(kernel)) plan.cluster = 1;
+  launch(kernel, {dim3(plan.blocks()), dim3(plan.block), stream, 0, false, plan.cluster}, plan, p);
 }
 
 // The losses of all rows added up, in an order that follows from their number.
@@ -278,21 +295,23 @@ struct LossTotal {
   unsigned* arrived;
 };
 
-constexpr int kTotalThreads = 512, kMaxTotalBlocks = 128;
-
 template <class A>
-__global__ void __launch_bounds__(kTotalThreads) total_losses(const LossTotal<A> p) {
+__global__ void __launch_bounds__(1024) total_losses(const LossTotal<A> p) {
   const int64_t piece = ceil_div(p.rows, gridDim.x), first = blockIdx.x * piece;
   const int64_t last = min(first + piece, p.rows);
   A sum = 0;
   int64_t count = 0;
-  await_previous();
-  for (int64_t i = first + threadIdx.x; i < last; i += kTotalThreads) {
-    sum += p.losses[i];
-    if (p.count != nullptr) count += p.labels.ignored(p.labels.of(i)) ? 0 : 1;
+  if (p.count != nullptr) {  // the labels are there before the losses
+#pragma unroll 8
+    for (int64_t i = first + threadIdx.x; i < last; i += blockDim.x) {
+      count += p.labels.ignored(p.labels.of(i)) ? 0 : 1;
+    }
   }
-  sum = group_sum(sum, kTotalThreads);
-  count = group_sum(count, kTotalThreads);
+  await_previous();
+#pragma unroll 8
+  for (int64_t i = first + threadIdx.x; i < last; i += blockDim.x) sum += p.losses[i];
+  sum = group_sum(sum, blockDim.x);
+  count = group_sum(count, blockDim.x);
   if (gridDim.x > 1) {
     struct Shared {
       bool last;
@@ -308,17 +327,19 @@ __global__ void __launch_bounds__(kTotalThreads) total_losses(const LossTotal<A>
     __syncthreads();
     if (!is_last) return;
     const bool mine = threadIdx.x < gridDim.x;
-    sum = group_sum(mine ? p.parts[threadIdx.x] : A(0), kTotalThreads);
-    count = group_sum(mine ? p.part_counts[threadIdx.x] : int64_t(0), kTotalThreads);
+    sum = group_sum(mine ? p.parts[threadIdx.x] : A(0), blockDim.x);
+    count = group_sum(mine ? p.part_counts[threadIdx.x] : int64_t(0), blockDim.x);
   }
   if (threadIdx.x != 0) return;
   *p.loss = p.count != nullptr ? sum / A(count) : sum;
   if (p.count != nullptr) *p.count = count;
 }
 
-inline int64_t total_blocks(int64_t rows) {
-  return std::clamp<int64_t>(rows / (8 * kTotalThreads), 1, kMaxTotalBlocks);
+// What several blocks have found is worth a meeting only of very many rows.
+inline int total_blocks(int64_t rows) {
+  return rows <= 16384 ? 1 : int(std::min<int64_t>(rows / 4096, 128));
 }
+inline int total_threads(int64_t rows) { return rows > 4096 && rows <= 16384 ? 1024 : 512; }
 
 template <class T>
 struct CrossEntropyBackward {

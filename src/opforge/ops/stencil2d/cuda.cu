@@ -38,19 +38,24 @@ StencilParams<T> params(const SplitView& x, const Tensor& weight, int64_t bounda
   return p;
 }
 
+template <int N>
+using Count = std::integral_constant<int, N>;
+
 template <class T>
 bool aligned(const SplitView& s) {
   return s.inner % kVec<T> == 0 && s.length_stride % kVec<T> == 0 &&
          s.outer_stride % kVec<T> == 0 && misalignment(data<T>(s.tensor)) == 0 && tuning.vec != 1;
 }
 
-// Calls run with the kind of tile that suits the image, which is cut into so many.
+// Calls run with the kind of tile that suits the image, which is cut into so many, and the number
+// of weights.
 template <class T, class Run>
 void with_tile(StencilParams<T>& p, int64_t planes, bool vectors, const Run& run) {
   const auto cut = [&]<class Tile>(Type<Tile>) {
-    p.tiles_across = ceil_div(p.width, Tile::kWidth);
-    p.tiles_down = ceil_div(p.height, Tile::kHeight);
-    run(Type<Tile>{}, p.tiles_across * p.tiles_down * planes);
+    p.tiles_across = uint32_t(ceil_div(p.width, Tile::kWidth));
+    p.tiles_down = uint32_t(ceil_div(p.height, Tile::kHeight));
+    const int64_t tiles = int64_t(p.tiles_across) * p.tiles_down * planes;
+    p.count == 9 ? run(Type<Tile>{}, Count<9>{}, tiles) : run(Type<Tile>{}, Count<5>{}, tiles);
   };
   if (p.width <= SmallTile<T>::kWidth) {
     cut(Type<SmallTile<T>>{});
@@ -72,9 +77,11 @@ Tensor stencil2d_cuda(const Tensor& x, const Tensor& weight, int64_t boundary, d
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
     StencilParams<T> p = params<T>(image, weight, boundary, fill);
     p.out = mutable_data<T>(y);
-    with_tile(p, image.outer, aligned<T>(image), [&]<class Tile>(Type<Tile>, int64_t tiles) {
-      launch(stencil<Tile>, {dim3(unsigned(tiles)), dim3(Tile::kThreads), current_stream(x)}, p);
-    });
+    with_tile(p, image.outer, aligned<T>(image),
+              [&]<class Tile, int N>(Type<Tile>, Count<N>, int64_t tiles) {
+                launch(stencil<Tile, N>,
+                       {dim3(unsigned(tiles)), dim3(Tile::kThreads), current_stream(x)}, p);
+              });
   });
   return y;
 }
@@ -106,14 +113,14 @@ std::tuple<Tensor, Tensor> stencil2d_backward_cuda(const Tensor& grad_y, const T
     p.grad_row = grad.length_stride;
     p.out = needs_x ? mutable_data<T>(grad_x) : nullptr;
     const bool vectors = aligned<T>(image) && aligned<T>(grad);
-    with_tile(p, image.outer, vectors, [&]<class Tile>(Type<Tile>, int64_t tiles) {
-      const int64_t words = needs_weight ? tiles * p.count : 0;
+    with_tile(p, image.outer, vectors, [&]<class Tile, int N>(Type<Tile>, Count<N>, int64_t tiles) {
+      const int64_t words = needs_weight ? tiles * N : 0;
       const Tensor partial = empty({&words, 1}, accumulator_dtype(x), x);
       A* const sums = needs_weight ? mutable_data<A>(partial) : nullptr;
-      launch(stencil_backward<Tile>, {dim3(unsigned(tiles)), dim3(Tile::kThreads), stream}, p,
+      launch(stencil_backward<Tile, N>, {dim3(unsigned(tiles)), dim3(Tile::kThreads), stream}, p,
              sums);
       if (!needs_weight) return;
-      const Config finish{dim3(unsigned(p.count)), dim3(1024), stream, 0, true};
+      const Config finish{dim3(N), dim3(1024), stream, 0, true};
       if (p.weight) {
         launch(sum_weights<A, T>, finish, sums, tiles, mutable_data<T>(grad_weight));
       } else {

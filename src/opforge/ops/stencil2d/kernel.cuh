@@ -18,13 +18,16 @@ namespace opforge {
 
 // A thread has N neighbouring pixels, one 16-byte vector (or one pixel where rows are not aligned),
 // in several rows, one below the other.
-template <class T_, int N_, int kWidth_, int kHeight_, int kThreads_>
+template <class T_, int N_, int kWidth_, int kHeight_, int kThreads_, int kBlocks_>
 struct Tile {
   using T = T_;
   static constexpr int N = N_, kWidth = kWidth_, kHeight = kHeight_, kThreads = kThreads_;
+  static constexpr int kBlocks = kBlocks_;                                // to a multiprocessor
   static constexpr int kAcross = kWidth / N, kDown = kThreads / kAcross;  // threads
   static constexpr int kRows = kHeight / kDown;                           // of a thread
   static constexpr int kRim = kVec<T>;  // one column is used; the others keep vectors aligned
+
+  static_assert(2 * (kHeight + 2) <= kThreads, "a thread to each pixel beside the tile");
 
   T pixel[kHeight + 2][kRim + kWidth + kRim];
 
@@ -39,24 +42,29 @@ struct Tile {
       col = stand_in(col, image.width, boundary);
       return row < 0 || col < 0 ? fill : image.data[row * image.row_stride + col];
     };
-    // All loads come before the first store.
+    // All loads come before the first store, and inside of the image without a condition between.
     constexpr int kTrips = (kHeight + 2 + kDown - 1) / kDown;
     Vec<T, N> v[kTrips];
-    const int64_t col = left + across() * N;
-    const auto needed = [&](int k) {  // of the image, or just beyond it
-      return down() + k * kDown < kHeight + 2 && col <= image.width;
-    };
+    const int64_t first = top - 1 + down(), col = left + across() * N;
+    const auto has = [&](int k) { return k < kTrips - 1 || down() + k * kDown < kHeight + 2; };
+    if (top > 0 && top + kHeight < image.height && left + kWidth <= image.width) {
+      const T* const from = image.data + first * image.row_stride + col;
 #pragma unroll
-    for (int k = 0; k < kTrips; ++k) {
-      const int64_t row = top - 1 + down() + k * kDown;
-      if (!needed(k)) break;
-      const int64_t from = stand_in(row, image.height, boundary);
-      if (col < image.width && from >= 0) {
-        v[k] = opforge::load<N>(image.data + from * image.row_stride + col);
-      } else {
-        v[k].value[0] = col < image.width ? fill : at(row, col);
+      for (int k = 0; k < kTrips; ++k) {
+        if (has(k)) v[k] = opforge::load<N>(from + k * kDown * image.row_stride);
+      }
+    } else {
 #pragma unroll
-        for (int e = 1; e < N; ++e) v[k].value[e] = v[k].value[0];
+      for (int k = 0; k < kTrips; ++k) {
+        if (!has(k) || col > image.width) break;
+        const int64_t row = first + k * kDown, from = stand_in(row, image.height, boundary);
+        if (col < image.width && from >= 0) {
+          v[k] = opforge::load<N>(image.data + from * image.row_stride + col);
+        } else {
+          v[k].value[0] = col < image.width ? fill : at(row, col);
+#pragma unroll
+          for (int e = 1; e < N; ++e) v[k].value[e] = v[k].value[0];
+        }
       }
     }
     const int rim_row = threadIdx.x / 2, right = threadIdx.x % 2;
@@ -65,19 +73,33 @@ struct Tile {
     if (rim) beside = at(top - 1 + rim_row, right ? left + kWidth : left - 1);
 #pragma unroll
     for (int k = 0; k < kTrips; ++k) {
-      if (needed(k)) store<N>(&pixel[down() + k * kDown][kRim + across() * N], v[k]);
+      if (has(k)) store<N>(&pixel[down() + k * kDown][kRim + across() * N], v[k]);
     }
     if (rim) pixel[rim_row][right ? kRim + kWidth : kRim - 1] = beside;
   }
 
-  // A thread's pixels in a row of the tile (0 is the rim), and one on each side.
+  __device__ __forceinline__ const T* pixels(int row) const {
+    return &pixel[row][kRim + across() * N];
+  }
+
+  // A thread's pixels in a row of the tile (0 is the rim), and one on each side. Threads with a
+  // vector each would all want the same few banks for those: they ask their neighbours.
   __device__ __forceinline__ void read(int row, compute_t<T> (&values)[N + 2]) const {
-    const T* const p = &pixel[row][kRim + across() * N];
-    const Vec<T, N> v = opforge::load<N>(p);
-    values[0] = widen(p[-1]);
+    const T* const p = pixels(row);
+    compute_t<T> own[N];
+    widen(load_packed<N>(p), own);
 #pragma unroll
-    for (int e = 0; e < N; ++e) values[e + 1] = widen(v.value[e]);
-    values[N + 1] = widen(p[N]);
+    for (int e = 0; e < N; ++e) values[e + 1] = own[e];
+    if constexpr (kAcross == kWarp) {
+      const int lane = across();
+      values[0] = __shfl_up_sync(0xffffffffu, own[N - 1], 1);
+      values[N + 1] = __shfl_down_sync(0xffffffffu, own[0], 1);
+      if (lane == 0) values[0] = widen(p[-1]);
+      if (lane == kWarp - 1) values[N + 1] = widen(p[N]);
+    } else {
+      values[0] = widen(p[-1]);
+      values[N + 1] = widen(p[N]);
+    }
   }
 
   // Calls use(r, around) for each row of a thread: around[i] are its pixels in row r - 1 + i.
@@ -101,11 +123,11 @@ struct Tile {
 };
 
 template <class T>
-using VectorTile = Tile<T, kVec<T>, 32 * kVec<T>, 32, 256>;
+using VectorTile = Tile<T, kVec<T>, kWarp * kVec<T>, 32, 128, 7>;
 template <class T>
-using PixelTile = Tile<T, 1, sizeof(T) == 8 ? 64 : 128, 32, 256>;
+using PixelTile = Tile<T, 1, sizeof(T) == 8 ? 64 : 128, 32, 256, 4>;
 template <class T>
-using SmallTile = Tile<T, 1, 16, 8, 32>;  // for narrow images
+using SmallTile = Tile<T, 1, 16, 8, 32, 16>;  // for narrow images
 
 template <class T>
 struct StencilParams {
@@ -115,7 +137,7 @@ struct StencilParams {
   int64_t grad_plane, grad_row;
   T* out;  // y, or the gradient of x (null if not wanted): dense
   int64_t height, width;
-  int64_t tiles_across, tiles_down;
+  uint32_t tiles_across, tiles_down;
   const T* weight;  // or, if it is float32 and x is not,
   const float* weight32;
   int64_t weight_stride;
@@ -123,19 +145,14 @@ struct StencilParams {
   int boundary;
   double fill;
 
+  template <int Count>
   __device__ __forceinline__ void get_weights(compute_t<T> (&w)[9]) const {
 #pragma unroll
     for (int i = 0; i < 9; ++i) w[i] = 0;
 #pragma unroll
-    for (int k = 0; k < 9; ++k) {
-      if (k < count) {
-        const int64_t at = k * weight_stride;
-        const compute_t<T> value = weight32 ? weight32[at] : widen(weight[at]);
-#pragma unroll
-        for (int i = 0; i < 9; ++i) {  // no index but constants: the weights stay in registers
-          if (i == place_of_weight(k, count)) w[i] = value;
-        }
-      }
+    for (int k = 0; k < Count; ++k) {
+      const int64_t at = k * weight_stride;
+      w[place_of_weight(k, Count)] = weight32 ? weight32[at] : widen(weight[at]);
     }
   }
 };
@@ -143,20 +160,33 @@ struct StencilParams {
 // Which tile a block has.
 struct Place {
   int64_t plane, top, left;
+  int rows;  // of the tile that the image has
 
   template <class T, class Tile>
   __device__ __forceinline__ static Place of(const StencilParams<T>& p, const Tile&) {
-    const int64_t rest = blockIdx.x / p.tiles_across, plane = rest / p.tiles_down;
-    return {plane, (rest - plane * p.tiles_down) * Tile::kHeight,
-            (blockIdx.x - rest * p.tiles_across) * Tile::kWidth};
+    const uint32_t rest = blockIdx.x / p.tiles_across, plane = rest / p.tiles_down;
+    const int64_t top = int64_t(rest - plane * p.tiles_down) * Tile::kHeight;
+    return {plane, top, int64_t(blockIdx.x - rest * p.tiles_across) * Tile::kWidth,
+            int(min(int64_t(Tile::kHeight), p.height - top))};
+  }
+  // Where the first row of the tile is in a dense image.
+  template <class T>
+  __device__ __forceinline__ T* in(T* dense, const StencilParams<T>& p) const {
+    return dense + (plane * p.height + top) * p.width;
+  }
+  // Whether pixels of the tile may have stood in for others, which none does for a constant.
+  template <class Tile, class T>
+  __device__ __forceinline__ bool near_edge(const StencilParams<T>& p) const {
+    const bool inside = top >= kEdge && top + Tile::kHeight <= p.height - kEdge && left >= kEdge &&
+                        left + Tile::kWidth <= p.width - kEdge;
+    return p.boundary != kConstant && !inside;
   }
 };
 
 // The weighted sums for N pixels. With five weights the corners are not looked at: they may be Inf.
-template <class T, int N, class A>
-__device__ __forceinline__ Vec<T, N> weighted(const A (&w)[9], int count,
-                                              const A (&around)[3][N + 2]) {
-  Vec<T, N> result;
+template <class T, int Count, int N, class A>
+__device__ __forceinline__ Packed<T, N> weighted(const A (&w)[9], const A (&around)[3][N + 2]) {
+  A result[N];
 #pragma unroll
   for (int e = 0; e < N; ++e) {
     A sum = w[4] * around[1][e + 1];
@@ -164,43 +194,43 @@ __device__ __forceinline__ Vec<T, N> weighted(const A (&w)[9], int count,
     sum = fused(w[7], around[2][e + 1], sum);
     sum = fused(w[3], around[1][e], sum);
     sum = fused(w[5], around[1][e + 2], sum);
-    if (count == 9) {
+    if constexpr (Count == 9) {
       sum = fused(w[0], around[0][e], sum);
       sum = fused(w[2], around[0][e + 2], sum);
       sum = fused(w[6], around[2][e], sum);
       sum = fused(w[8], around[2][e + 2], sum);
     }
-    result.value[e] = narrow<T>(sum);
+    result[e] = sum;
   }
-  return result;
+  return narrow<T>(result);
 }
 
-template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads) stencil(const StencilParams<typename Tile::T> p) {
+template <class Tile, int Count>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+    stencil(const StencilParams<typename Tile::T> p) {
   using T = typename Tile::T;
   using A = compute_t<T>;
   constexpr int N = Tile::N;
   Tile& tile = shared<Tile>();
   const Place place = Place::of(p, tile);
   const Image<T> x{p.x + place.plane * p.x_plane, p.x_row, p.height, p.width};
-  A w[9];
-  p.get_weights(w);
   tile.load(x, place.top, place.left, p.boundary, narrow<T>(A(p.fill)));
+  A w[9];
+  p.template get_weights<Count>(w);
   __syncthreads();
 
   const int64_t col = place.left + tile.across() * N;
-  if (col >= p.width) return;
+  const int rows = col < p.width ? place.rows : 0;  // of this thread
+  T* const out = place.in(p.out, p) + col;
   tile.walk([&](int r, const A(&around)[3][N + 2]) {
-    const int64_t row = place.top + r;
-    if (row >= p.height) return;
-    store<N>(p.out + (place.plane * p.height + row) * p.width + col,
-             Packed<T, N>(weighted<T, N>(w, p.count, around)));
+    if (r >= rows) return;
+    store<N>(out + r * p.width, weighted<T, Count, N>(w, around));
   });
 }
 
 // `partial` gets what a block adds to each weight, block by block; null if that is not wanted.
-template <class Tile>
-__global__ void __launch_bounds__(Tile::kThreads)
+template <class Tile, int Count>
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     stencil_backward(const StencilParams<typename Tile::T> p,
                      compute_t<typename Tile::T>* partial) {
   using T = typename Tile::T;
@@ -227,45 +257,48 @@ __global__ void __launch_bounds__(Tile::kThreads)
   __syncthreads();
 
   const int64_t col = place.left + tiles.grad.across() * N;
-  if (p.out && col < p.width) {
+  const int rows = col < p.width ? place.rows : 0;  // of this thread
+  if (p.out) {
+    T* const out = place.in(p.out, p) + col;
     A w[9], turned[9];
-    p.get_weights(w);
+    p.template get_weights<Count>(w);
 #pragma unroll
     for (int i = 0; i < 9; ++i) turned[i] = w[8 - i];
     tiles.grad.walk([&](int r, const A(&around)[3][N + 2]) {
-      const int64_t row = place.top + r;
-      if (row >= p.height) return;
-      T* const to = p.out + (place.plane * p.height + row) * p.width + col;
-      store<N>(to, Packed<T, N>(weighted<T, N>(turned, p.count, around)));
-      const bool edge_row = row < kEdge || row >= p.height - kEdge;
-      if (edge_row || col < kEdge || col + N > p.width - kEdge) {
+      if (r >= rows) return;
+      store<N>(out + r * p.width, weighted<T, Count, N>(turned, around));
+    });
+    if (place.near_edge<Tile>(p)) {
+      const int first = tiles.grad.down() * Tile::kRows;
+#pragma unroll 1
+      for (int r = first; r < min(first + Tile::kRows, rows); ++r) {
+        const int64_t row = place.top + r;
+        const bool edge_row = row < kEdge || row >= p.height - kEdge;
 #pragma unroll 1
         for (int e = 0; e < N; ++e) {
           if (!edge_row && col + e >= kEdge && col + e < p.width - kEdge) continue;
-          to[e] = narrow<T>(gradient_at_edge(grad, w, p.count, p.boundary, row, col + e));
+          out[r * p.width + e] =
+              narrow<T>(gradient_at_edge(grad, w, Count, p.boundary, row, col + e));
         }
       }
-    });
+    }
   }
   if (!partial) return;
 
   A sum[9] = {};
-  if (col < p.width) {
-    tiles.x.walk([&](int r, const A(&around)[3][N + 2]) {
-      if (place.top + r >= p.height) return;
-      A grad_here[N + 2];
-      tiles.grad.read(r + 1, grad_here);
+  tiles.x.walk([&](int r, const A(&around)[3][N + 2]) {
+    if (r >= rows) return;
+    A passed[N];
+    widen(load_packed<N>(tiles.grad.pixels(r + 1)), passed);
 #pragma unroll
-      for (int i = 0; i < 9; ++i) {
-        if (p.count == 9 || has_place(i, 5)) {
+    for (int i = 0; i < 9; ++i) {
+      if (!has_place(i, Count)) continue;
 #pragma unroll
-          for (int e = 0; e < N; ++e) {
-            sum[i] = fused(grad_here[e + 1], around[i / 3][e + i % 3], sum[i]);
-          }
-        }
+      for (int e = 0; e < N; ++e) {
+        sum[i] = fused(passed[e], around[i / 3][e + i % 3], sum[i]);
       }
-    });
-  }
+    }
+  });
   release_next();
   __syncthreads();  // the tiles are done with
   Sums& sums = memory.sums;
@@ -280,8 +313,8 @@ __global__ void __launch_bounds__(Tile::kThreads)
     sums.of_part[i][part] = total;
   }
   __syncthreads();
-  if (threadIdx.x < p.count) {
-    const int i = place_of_weight(threadIdx.x, p.count);
+  if (threadIdx.x < Count) {
+    const int i = place_of_weight(threadIdx.x, Count);
     A total = 0;
     for (int part = 0; part < kParts; ++part) total += sums.of_part[i][part];
     partial[int64_t(threadIdx.x) * gridDim.x + blockIdx.x] = total;
@@ -294,9 +327,10 @@ __global__ void __launch_bounds__(1024)
     sum_weights(const A* partial, int64_t blocks, Out* grad_weight) {
   await_previous();
   A sum = 0;
-#pragma unroll 4
-  for (int64_t k = threadIdx.x; k < blocks; k += blockDim.x)
+#pragma unroll 8
+  for (int64_t k = threadIdx.x; k < blocks; k += blockDim.x) {
     sum += partial[blockIdx.x * blocks + k];
+  }
   sum = group_sum(sum, blockDim.x);
   if (threadIdx.x == 0) grad_weight[blockIdx.x] = narrow<Out>(sum);
 }
