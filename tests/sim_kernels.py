@@ -35,6 +35,7 @@ _INCLUDES = """\
 #include <opforge/cluster.h>
 #include <opforge/host.h>
 #include <opforge/shared.h>
+#include <opforge/vec.h>
 
 #include <cstring>
 

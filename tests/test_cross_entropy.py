@@ -113,15 +113,15 @@ def test_many_rows_take_few_threads_each(shape, blocks, threads):
 @pytest.mark.parametrize(
     ("bytes_", "rows", "blocks", "threads"),
     [
-        (192, 257, 9, 128),  # four lanes to a row
-        (2048, 67, 9, 128),  # sixteen
+        (2048, 67, 9, 128),  # sixteen lanes to a row
         (8192, 16, 16, 64),
-        (10_240, 11, 11, 96),  # the last threads have fewer vectors
-        (131_072, 2, 2, 512),  # twice eight vectors to a thread
+        (22_016, 6, 6, 192),  # the last threads have seven vectors
+        (10_240, 17, 17, 64),  # 96 threads would have less: it is not loaded at once
+        (131_072, 5, 5, 256),  # more than eight to each of 512: nor is this
     ],
 )
 def test_a_thread_loads_its_share_of_a_plain_row_at_once(dtype, bytes_, rows, blocks, threads):
-    """Many rows, on a GPU of one multiprocessor, of eight vectors to a thread at most."""
+    """Eight vectors, if rows are many: on a GPU of one multiprocessor, these are."""
     logits, target = drawn("cpu", rows, bytes_ // dtype.itemsize, dtype=dtype)
     target[0], target[1] = 5, -100
     with sim.active("race", device=sim.Device(multiprocessors=1), traffic=True) as calls:

@@ -102,6 +102,19 @@ __global__ void local_atomic(const int64_t*, int64_t* y) {
   y[threadIdx.x] = own;
 }
 
+// A Packed goes by st.global, whatever the address.
+__global__ void packed_elsewhere(const int64_t* x, int64_t* y) {
+  struct Shared {
+    alignas(16) float own[4];
+  };
+  alignas(16) float own[4];
+  float* const to[] = {opforge::shared<Shared>().own, own};
+  const auto v = opforge::load_packed<4>(reinterpret_cast<const float*>(y));
+  if (threadIdx.x != 0) return;
+  opforge::store<4>(reinterpret_cast<float*>(y), v);  // that is fine
+  opforge::store<4>(to[x[0]], v);
+}
+
 // --- functions -----------------------------------------------------------------------------------
 
 __global__ void talk(const int64_t*, int64_t*) {
@@ -289,6 +302,13 @@ def test_what_atomics_return_and_leave(call: Call) -> None:
 def test_an_atomic_on_a_local_variable_is_a_fault(call: Call) -> None:
     with pytest.raises(SimulationError, match=r"bad-address: thread \(0,0,0\).*local variable"):
         call("local_atomic", size=32)
+
+
+@pytest.mark.parametrize("call", ["sim"], indirect=True)
+@pytest.mark.parametrize(("kind", "memory"), [(0, "shared memory"), (1, "a local variable")])
+def test_a_store_for_global_memory_elsewhere_is_a_fault(call: Call, kind: int, memory: str) -> None:
+    with pytest.raises(SimulationError, match=rf"bad-address: .*stores a Packed to {memory}"):
+        call("packed_elsewhere", [kind], size=8)
 
 
 def test_printf(call: Call, capfd: pytest.CaptureFixture[str]) -> None:

@@ -78,3 +78,17 @@ def test_the_weight_may_be_float32_and_nothing_else():
     assert opforge.stencil2d(x, torch.ones(5)).dtype == torch.bfloat16
     with pytest.raises(TypeError, match=r"weight is torch\.float16"):
         opforge.stencil2d(x, torch.ones(5, dtype=torch.float16))
+
+
+@pytest.mark.sim
+@each_device
+@pytest.mark.parametrize("shape", [(5, 7), (40, 264)])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_not_finite_reaches_nothing_beyond_the_edges(device, shape, value):
+    x, weight = Make(device=device)(*shape), Make(device=device, seed=1)(9)
+    weight[3] = value  # the left neighbour's: the last column is nobody's
+    case = (x, weight, 0, 0.0)
+    cases.check_backward(record("stencil2d"), cases.as_leaves(case))
+    (grad,) = torch.autograd.grad(opforge.stencil2d(x.requires_grad_(), weight).sum(), x)
+    assert grad[:, -1].isfinite().all()
+    assert not grad[:, :-1].isfinite().any()

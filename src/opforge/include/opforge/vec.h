@@ -127,6 +127,9 @@ __device__ __forceinline__ void store(T* address, const Packed<T, N>& v) {
     return;
   }
 #endif
+#if defined(OPFORGE_SIM)
+  sim::expect_global(address);
+#endif
   store<N>(address, v.unpacked());
 }
 

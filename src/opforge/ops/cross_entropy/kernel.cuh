@@ -249,17 +249,17 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
 
 constexpr int kShortShare = 32;  // vectors of a short row that a thread may take
 
-// Many plain rows have as many threads as it takes to load a row at once. Rows too few to fill the
-// device are spread over the blocks of a cluster; many rows of other kinds take small blocks, so
-// that some load while others add up.
+// Many plain rows have as many threads as it takes to load a row at once, if that comes out even.
+// Rows too few to fill the device are spread over the blocks of a cluster; other rows, if many,
+// take small blocks, so that some load while others add up.
 template <class T>
 void run_cross_entropy(int64_t rows, int64_t cols, bool ragged, const CrossEntropyForward<T>& p,
                        cudaStream_t stream) {
   const int64_t device = 1024 * multiprocessors();  // threads
   if (!ragged && p.smoothing == 0) {
-    RowPlan plan = plan_rows(rows, cols, kVec<T>, false, false, kPlainShare);
-    plan.group = std::max(plan.group, 4);  // fewer lanes would not read whole sectors together
-    if (rows * plan.group >= device) {
+    const RowPlan plan = plan_rows(rows, cols, kVec<T>, false, false, kPlainShare);
+    const int64_t loads = int64_t(kPlainShare) * plan.group;  // with many to no avail it is slower
+    if (plan.held && rows * plan.group >= device && cols / kVec<T> * 8 >= loads * 7) {
       return launch(cross_entropy_rows<T, true>, {dim3(plan.blocks()), dim3(plan.block), stream},
                     plan, p);
     }

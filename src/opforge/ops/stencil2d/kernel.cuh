@@ -174,12 +174,11 @@ struct Place {
   __device__ __forceinline__ T* in(T* dense, const StencilParams<T>& p) const {
     return dense + (plane * p.height + top) * p.width;
   }
-  // Whether pixels of the tile may have stood in for others, which none does for a constant.
+  // Whether the tile has pixels that may have stood in for others.
   template <class Tile, class T>
   __device__ __forceinline__ bool near_edge(const StencilParams<T>& p) const {
-    const bool inside = top >= kEdge && top + Tile::kHeight <= p.height - kEdge && left >= kEdge &&
-                        left + Tile::kWidth <= p.width - kEdge;
-    return p.boundary != kConstant && !inside;
+    return top < kEdge || left < kEdge || top + Tile::kHeight > p.height - kEdge ||
+           left + Tile::kWidth > p.width - kEdge;
   }
 };
 
@@ -268,7 +267,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
       if (r >= rows) return;
       store<N>(out + r * p.width, weighted<T, Count, N>(turned, around));
     });
-    if (place.near_edge<Tile>(p)) {
+    // For a constant none stands in; the zeros beyond the edges do, unless a weight makes them NaN.
+    bool zeros = p.boundary == kConstant;
+#pragma unroll
+    for (const A& one : w) zeros = zeros && one - one == A(0);
+    if (!zeros && place.near_edge<Tile>(p)) {
       const int first = tiles.grad.down() * Tile::kRows;
 #pragma unroll 1
       for (int r = first; r < min(first + Tile::kRows, rows); ++r) {

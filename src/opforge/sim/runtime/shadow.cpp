@@ -187,4 +187,15 @@ void atomic_access(const void* address, size_t bytes) {
   shadow::tell(*worker, at, shadow::shared_at(*worker, at).part != nullptr);
 }
 
+void expect_global(const void* address) {
+  if (!in_kernel) return;
+  const bool local = worker->running->stack.holds(address);
+  if (!local && !shadow::shared_at(*worker, reinterpret_cast<uintptr_t>(address)).part) return;
+  report("bad-address",
+         name_of(*worker->running) + " stores a Packed to " +
+             (local ? "a local variable" : "shared memory") +
+             " by an instruction for global memory; store a Vec there",
+         __builtin_return_address(0));
+}
+
 }  // namespace opforge::sim

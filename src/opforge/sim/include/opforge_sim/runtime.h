@@ -50,6 +50,8 @@ enum class Scope { block, device };
 OPFORGE_SIM_API void fence(Scope scope);
 // Comes before every atomic operation; the operation itself is the host's.
 OPFORGE_SIM_API void atomic_access(const void* address, size_t bytes);
+// Comes before what a GPU does by an instruction for global memory alone.
+OPFORGE_SIM_API void expect_global(const void* address);
 
 // Of the cluster. in_block gives the address of a shared variable in another of its blocks; send
 // below takes addresses in the caller's own.
