@@ -28,8 +28,24 @@ _SECOND = (
     "likeliest to feel. Not measured apart."
 )
 _ONE_ROW = (
-    "There is one row, and the threads of a block are stacked down the rows, so that 15 of 16 have "
+    "There is one row, and the threads of a block are stacked down the rows, so that most have "
     "none; then comes a second launch. Which of the two costs how much was not measured."
+)
+_TILE = (
+    "A block has a tile of 256 x 32 pixels, half of that in float32: of an image with fewer rows "
+    "or columns most of it is empty, and a small image has too few tiles to keep the GPU busy."
+)
+_SHORT_SCAN = (
+    "Every row is scanned by some threads of a block, which wait for each other's sums; for rows "
+    "this short the likeliest cost. Not looked into yet."
+)
+_SCAN = (
+    "A block has the columns of a tile and goes down their rows: of one row most threads have "
+    "nothing, and where rows begin at changing alignments it goes element by element."
+)
+_PIXELS = (
+    "The channels of a group lie apart, pixel by pixel, and are read by one pass for the sums and "
+    "one for the gradient; how much each costs was not measured."
 )
 # Compiled for sm_90: 144 bytes of spill stores in float64, 96 in float32, which is at the ceiling.
 _REGISTERS = (
@@ -85,7 +101,13 @@ class Reason:
 _ROW_SUMS = ("reduce_sum forward, last dim", "reduce_sum forward, all")
 # The gradient of a row that was added is the sum over the first dim.
 _COLUMN_SUMS = ("reduce_sum forward, first dim", "vector_add backward, a row added")
-_COLUMNS = (*_COLUMN_SUMS, "scale_bias_relu backward")
+_COLUMNS = (
+    *_COLUMN_SUMS,
+    "scale_bias_relu backward",
+    "bias_gelu backward, tanh",
+    "bias_gelu backward, erf",
+    "bias_dropout_residual backward",
+)
 _BIAS = ("scale_bias_relu forward", "vector_add forward, a row added")
 _PLAIN = ("relu forward", "relu backward", "vector_add forward, equal shapes", *_BIAS)
 
@@ -122,7 +144,12 @@ REASONS = (
     Reason((*_NORMS, *_SOFTMAX), _ROW_SMALL, lambda loss: loss.size < 8e6),
     Reason((*_NORMS, *_SOFTMAX), _ROW),
     Reason(("layer_norm backward, relu, dropout",), _DROPOUT),
-    Reason(_GATES, _LAUNCH, lambda loss: loss.size < 8e6),
+    Reason(_GATES, _LAUNCH, lambda loss: loss.size < 9e6),
+    Reason(_GATES, _SHAPE, lambda loss: loss.to == COMPILED),
+    Reason(("stencil2d forward, 5 points", "stencil2d forward, 9 points"), _TILE),
+    Reason(("cumsum forward, last dim",), _SHORT_SCAN, lambda loss: loss.shape[-1] <= 1024),
+    Reason(("cumsum forward, first dim",), _SCAN),
+    Reason(("group_norm backward, pixels",), _PIXELS),
     Reason(("linear_cross_entropy forward, loss and gradients",), _IN_FORWARD),
     Reason(("linear_cross_entropy backward, loss",), _AGAIN),
     Reason(_COLUMNS, _ONE_ROW, lambda loss: loss.shape[0] == 1),
