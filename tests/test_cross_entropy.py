@@ -114,7 +114,7 @@ def test_many_rows_take_few_threads_each(shape, blocks, threads):
     ("bytes_", "rows", "blocks", "threads"),
     [
         (2048, 67, 9, 128),  # sixteen lanes to a row
-        (8192, 16, 16, 64),
+        (8192, 70, 70, 64),
         (22_016, 6, 6, 192),  # the last threads have seven vectors
         (10_240, 17, 17, 64),  # 96 threads would have less: it is not loaded at once
         (131_072, 5, 5, 256),  # more than eight to each of 512: nor is this

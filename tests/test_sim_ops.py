@@ -233,6 +233,18 @@ def test_another_device_splits_the_work_in_another_way():
     assert calls[0].launches[0].blocks > small[0].launches[0].blocks
 
 
+@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (2, 2), (5, 8), (16, 16)])
+def test_sums_of_few_rows_take_wide_tiles(rows, blocks):
+    """Of the 512 threads of a block as many are stacked as there are rows, others go beside."""
+    x, bias = Make(torch.bfloat16)(rows, 4096), torch.zeros(4096, dtype=torch.bfloat16)
+    with sim.active("race", traffic=True, device=sim.Device(multiprocessors=1)) as calls:
+        y = opforge.scale_bias_relu(x, bias.requires_grad_())
+        (grad,) = torch.autograd.grad(y, bias, torch.ones_like(y))
+    (sums,) = [one for call in calls for one in call.launches if one.kernel == "column_sums"]
+    assert (sums.blocks, sums.threads) == (blocks, 512)
+    assert torch.equal(grad, (x > 0).sum(0).to(torch.bfloat16))
+
+
 class TestTraffic:
     def test_a_copy_is_counted_exactly(self):
         x = torch.randn(64, 256)

@@ -51,10 +51,12 @@ def test_one_gradient_alone_is_the_same(device, wanted):
 
 @pytest.mark.sim
 @each_device
-@pytest.mark.parametrize("shape", [(70, 520), (70, 521), (70, 16), (3, 9, 17)])
-def test_several_tiles(device, shape):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(70, 520), (2, 97, 264), (70, 521), (70, 16), (3, 9, 17)])
+def test_several_tiles(device, dtype, shape):
     for boundary in range(4):
-        case = (Make(device=device)(*shape), Make(device=device, seed=1)(9), boundary, 0.5)
+        weight = Make(dtype, device, seed=1)(9 if boundary % 2 else 5)
+        case = (Make(dtype, device)(*shape), weight, boundary, 0.5)
         cases.check_forward(record("stencil2d"), case)
         cases.check_backward(record("stencil2d"), cases.as_leaves(case))
 

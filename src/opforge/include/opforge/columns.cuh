@@ -206,7 +206,7 @@ ColumnParams plan_columns(int64_t batches, int64_t rows, int64_t cols,
   p.tile = kColumnTile;
   while (p.tile > 1 && p.tile / 2 >= p.vector_cols) p.tile /= 2;
   const int64_t in_class = ceil_div(rows, p.classes);
-  // Few rows leave the threads of a stack idle: rather fewer blocks, if they still fill the device.
+  // Few rows leave the threads of a stack idle: rather fewer blocks, about one to a multiprocessor.
   while (p.tile < kColumnThreads && in_class <= kColumnThreads / p.tile / 2 &&
          ceil_div(p.vector_cols, p.tile) > multiprocessors()) {
     p.tile *= 2;

@@ -128,7 +128,7 @@ __device__ __forceinline__ void store(T* address, const Packed<T, N>& v) {
   }
 #endif
 #if defined(OPFORGE_SIM)
-  sim::expect_global(address);
+  if constexpr (sizeof(Packed<T, N>) == 16) sim::expect_global(address);
 #endif
   store<N>(address, v.unpacked());
 }

@@ -259,7 +259,8 @@ void run_cross_entropy(int64_t rows, int64_t cols, bool ragged, const CrossEntro
   if (!ragged && p.smoothing == 0) {
     const RowPlan plan = plan_rows(rows, cols, kVec<T>, false, false, kPlainShare);
     const int64_t loads = int64_t(kPlainShare) * plan.group;  // with many to no avail it is slower
-    if (plan.held && rows * plan.group >= device && cols / kVec<T> * 8 >= loads * 7) {
+    if (plan.held && plan.group >= 16 && rows * plan.group >= device &&
+        cols / kVec<T> * 8 >= loads * 7) {
       return launch(cross_entropy_rows<T, true>, {dim3(plan.blocks()), dim3(plan.block), stream},
                     plan, p);
     }

@@ -32,7 +32,6 @@ StencilParams<T> params(const SplitView& x, const Tensor& weight, int64_t bounda
   p.weight = own_dtype ? data<T>(weight) : nullptr;
   p.weight32 = own_dtype ? nullptr : data<float>(weight);
   p.weight_stride = strides(weight)[0];
-  p.count = int(weight.size(0));
   p.boundary = int(boundary);
   p.fill = fill;
   return p;
@@ -50,12 +49,17 @@ bool aligned(const SplitView& s) {
 // Calls run with the kind of tile that suits the image, which is cut into so many, and the number
 // of weights.
 template <class T, class Run>
-void with_tile(StencilParams<T>& p, int64_t planes, bool vectors, const Run& run) {
+void with_tile(StencilParams<T>& p, const Tensor& weight, int64_t planes, bool vectors,
+               const Run& run) {
   const auto cut = [&]<class Tile>(Type<Tile>) {
-    p.tiles_across = uint32_t(ceil_div(p.width, Tile::kWidth));
-    p.tiles_down = uint32_t(ceil_div(p.height, Tile::kHeight));
-    const int64_t tiles = int64_t(p.tiles_across) * p.tiles_down * planes;
-    p.count == 9 ? run(Type<Tile>{}, Count<9>{}, tiles) : run(Type<Tile>{}, Count<5>{}, tiles);
+    const int64_t across = ceil_div(p.width, Tile::kWidth);
+    const int64_t down = ceil_div(p.height, Tile::kHeight), tiles = across * down * planes;
+    OPFORGE_CHECK(tiles < int64_t(1) << 31,
+                  "stencil2d: x has more images than a GPU takes at once");
+    p.tiles_across = uint32_t(across);
+    p.tiles_down = uint32_t(down);
+    weight.size(0) == 9 ? run(Type<Tile>{}, Count<9>{}, tiles)
+                        : run(Type<Tile>{}, Count<5>{}, tiles);
   };
   if (p.width <= SmallTile<T>::kWidth) {
     cut(Type<SmallTile<T>>{});
@@ -77,7 +81,7 @@ Tensor stencil2d_cuda(const Tensor& x, const Tensor& weight, int64_t boundary, d
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
     StencilParams<T> p = params<T>(image, weight, boundary, fill);
     p.out = mutable_data<T>(y);
-    with_tile(p, image.outer, aligned<T>(image),
+    with_tile(p, weight, image.outer, aligned<T>(image),
               [&]<class Tile, int N>(Type<Tile>, Count<N>, int64_t tiles) {
                 launch(stencil<Tile, N>,
                        {dim3(unsigned(tiles)), dim3(Tile::kThreads), current_stream(x)}, p);
@@ -113,20 +117,22 @@ std::tuple<Tensor, Tensor> stencil2d_backward_cuda(const Tensor& grad_y, const T
     p.grad_row = grad.length_stride;
     p.out = needs_x ? mutable_data<T>(grad_x) : nullptr;
     const bool vectors = aligned<T>(image) && aligned<T>(grad);
-    with_tile(p, image.outer, vectors, [&]<class Tile, int N>(Type<Tile>, Count<N>, int64_t tiles) {
-      const int64_t words = needs_weight ? tiles * N : 0;
-      const Tensor partial = empty({&words, 1}, accumulator_dtype(x), x);
-      A* const sums = needs_weight ? mutable_data<A>(partial) : nullptr;
-      launch(stencil_backward<Tile, N>, {dim3(unsigned(tiles)), dim3(Tile::kThreads), stream}, p,
-             sums);
-      if (!needs_weight) return;
-      const Config finish{dim3(N), dim3(1024), stream, 0, true};
-      if (p.weight) {
-        launch(sum_weights<A, T>, finish, sums, tiles, mutable_data<T>(grad_weight));
-      } else {
-        launch(sum_weights<A, float>, finish, sums, tiles, mutable_data<float>(grad_weight));
-      }
-    });
+    with_tile(p, weight, image.outer, vectors,
+              [&]<class Tile, int N>(Type<Tile>, Count<N>, int64_t tiles) {
+                const int64_t words = needs_weight ? tiles * N : 0;
+                const Tensor partial = empty({&words, 1}, accumulator_dtype(x), x);
+                A* const sums = needs_weight ? mutable_data<A>(partial) : nullptr;
+                launch(stencil_backward<Tile, N>,
+                       {dim3(unsigned(tiles)), dim3(Tile::kThreads), stream}, p, sums);
+                if (!needs_weight) return;
+                const Config finish{dim3(N), dim3(1024), stream, 0, true};
+                if (p.weight) {
+                  launch(sum_weights<A, T>, finish, sums, tiles, mutable_data<T>(grad_weight));
+                } else {
+                  launch(sum_weights<A, float>, finish, sums, tiles,
+                         mutable_data<float>(grad_weight));
+                }
+              });
   });
   return {grad_x, grad_weight};
 }
