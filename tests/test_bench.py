@@ -271,6 +271,30 @@ def test_gradients_lie_in_memory_as_the_results_do(bench, tmp_path):
     assert [bool(row.us) for row in rows] == [True, True], done.out
 
 
+def test_gradients_lie_as_the_record_promises_results_to(bench, tmp_path):
+    """Its reference may come to another layout, as PyTorch's norms of images do on a GPU."""
+    record = f"""\
+import torch
+from opforge import Op
+
+{PICKY}
+
+op = Op(
+    schema="promised(Tensor x) -> Tensor y",
+    reference=lambda x: (2 * x).contiguous(),
+    dtypes=(torch.float32,),
+    like="x",
+    sized=lambda make, rows, cols: (make(cols, rows).t(),),
+    peers={{"picky": lambda: Picky.apply}},
+)
+"""
+    folder, file = write_op(tmp_path / "promised", op_py=record, cpp=None), tmp_path / "out.json"
+    done = bench(folder, "--shapes", SIZE, "--backward", "--peers", "picky", "--json", file)
+    assert done.code == 0, done.out + done.err
+    rows = [row for row in results.read(file).rows if row.implementation == "picky"]
+    assert [bool(row.us) for row in rows] == [True, True], done.out
+
+
 def test_a_gate_without_anything_to_compare_with_is_a_mistake(bench):
     done = bench("relu", "--shapes", "8x8", "--peers", "none", "--fail-below", "0.9")
     assert done.code == 2

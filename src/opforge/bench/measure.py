@@ -143,17 +143,22 @@ class _Measurement:
         self._ceilings = ceilings(op, self._cost, case, count, self._forward)
 
     def _make_gradients(self, case: tuple[Any, ...], count: int) -> list[InputSet]:
-        assert self._work.op.reference is not None
-        outputs = as_tuple(self._work.op.reference(*case))
+        op = self._work.op
+        assert op.reference is not None
+        outputs = as_tuple(op.reference(*case))
         like = [o for o, w in zip(outputs, self._wanted, strict=True) if w]
         make = DeviceMake(self._work.dtype, self._clock.device)
+        promised = case[[a.name for a in op.forward.args].index(op.like)] if op.like else None
 
         def gradient(make: DeviceMake, output: torch.Tensor) -> torch.Tensor:
             found = make(*output.shape).to(output.dtype)
+            # As autograd would have it: of an image, say, with its channels last, as the op makes
+            # it, whatever the layout that its reference comes to.
+            if promised is not None and promised.shape == output.shape:
+                output = promised
             if found.stride() == output.stride():
                 return found
-            # As autograd would have it: of an image, say, with its channels last.
-            return torch.empty_like(output).copy_(found)
+            return torch.empty_like(output, dtype=found.dtype).copy_(found)
 
         def gradients(make: DeviceMake) -> tuple[torch.Tensor, ...]:
             return tuple(gradient(make, o) for o in like)
