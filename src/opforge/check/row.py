@@ -128,11 +128,17 @@ class Trial:
         return None
 
     def _cut(self, base: Situation, shorter: dict[int, int]) -> dict[int, int]:
-        """As many of the sizes to be cut short as the op takes together."""
+        """As many of the sizes to be cut short as the op takes together, as short as it takes them.
+
+        Small ones first: a head, say, may be no shorter than the part of it that is rotated.
+        """
         cut: dict[int, int] = {}
-        for n in sorted(shorter, reverse=True):
-            if base.resize({**cut, n: shorter[n]}).makes_sense():
-                cut[n] = shorter[n]
+        for n in sorted(shorter):
+            size = shorter[n]
+            while size < n and not base.resize({**cut, n: size}).makes_sense():
+                size *= 2
+            if size < n:
+                cut[n] = size
         return cut
 
     def demand(self, s: Situation) -> None:
