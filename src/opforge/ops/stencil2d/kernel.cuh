@@ -56,12 +56,13 @@ struct Tile {
     } else {
 #pragma unroll
       for (int k = 0; k < kTrips; ++k) {
-        if (!has(k) || col > image.width) break;
+        if (!has(k)) break;
         const int64_t row = first + k * kDown, from = stand_in(row, image.height, boundary);
         if (col < image.width && from >= 0) {
           v[k] = opforge::load<N>(image.data + from * image.row_stride + col);
         } else {
-          v[k].value[0] = col < image.width ? fill : at(row, col);
+          // Further beyond than one column nobody uses it.
+          v[k].value[0] = col == image.width ? at(row, col) : fill;
 #pragma unroll
           for (int e = 1; e < N; ++e) v[k].value[e] = v[k].value[0];
         }
@@ -73,8 +74,7 @@ struct Tile {
     if (rim) beside = at(top - 1 + rim_row, right ? left + kWidth : left - 1);
 #pragma unroll
     for (int k = 0; k < kTrips; ++k) {
-      if (has(k) && col <= image.width)
-        store<N>(&pixel[down() + k * kDown][kRim + across() * N], v[k]);
+      if (has(k)) store<N>(&pixel[down() + k * kDown][kRim + across() * N], v[k]);
     }
     if (rim) pixel[rim_row][right ? kRim + kWidth : kRim - 1] = beside;
   }
