@@ -233,16 +233,36 @@ def test_another_device_splits_the_work_in_another_way():
     assert calls[0].launches[0].blocks > small[0].launches[0].blocks
 
 
-@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (2, 2), (5, 8), (16, 16)])
-def test_sums_of_few_rows_take_wide_tiles(rows, blocks):
-    """Of the 512 threads of a block as many are stacked as there are rows, others go beside."""
+@pytest.mark.parametrize(
+    ("rows", "multiprocessors", "blocks", "threads"),
+    [
+        (1, 1, 1, 512),
+        (2, 1, 2, 512),
+        (5, 1, 8, 512),
+        (16, 1, 16, 512),
+        (1, 16, 16, 32),
+        (3, 8, 8, 256),
+        (3, 4, 4, 512),
+    ],
+)
+def test_sums_of_few_rows_take_wide_tiles_and_one_kernel(rows, multiprocessors, blocks, threads):
+    """As many threads of a block are stacked as there are rows, others go beside."""
     x, bias = Make(torch.bfloat16)(rows, 4096), torch.zeros(4096, dtype=torch.bfloat16)
-    with sim.active("race", traffic=True, device=sim.Device(multiprocessors=1)) as calls:
+    device = sim.Device(multiprocessors=multiprocessors)
+    with sim.active("race", traffic=True, device=device) as calls:
         y = opforge.scale_bias_relu(x, bias.requires_grad_())
         (grad,) = torch.autograd.grad(y, bias, torch.ones_like(y))
-    (sums,) = [one for call in calls for one in call.launches if one.kernel == "column_sums"]
-    assert (sums.blocks, sums.threads) == (blocks, 512)
+    (sums,) = calls[-1].launches
+    assert (sums.kernel, sums.blocks, sums.threads) == ("column_sums", blocks, threads)
     assert torch.equal(grad, (x > 0).sum(0).to(torch.bfloat16))
+
+
+def test_one_kernel_for_rows_that_begin_within_a_sector():
+    x = Make(torch.bfloat16)(3 * 4096 + 3)[3:].view(3, 4096)
+    with sim.active("race", traffic=True) as calls:
+        y = opforge.reduce_sum(x, 0)
+    assert [one.kernel for one in calls[-1].launches] == ["column_sums"]
+    assert torch.equal(y, x.float().sum(0).to(torch.bfloat16))
 
 
 class TestTraffic:

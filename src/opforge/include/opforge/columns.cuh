@@ -4,8 +4,8 @@
 //
 // A block covers a tile of columns and every so many-th row, its threads side by side across the
 // columns and stacked down the rows. Every thread adds up its columns in registers, the block
-// combines its stack in shared memory, and a second small kernel adds the chunks: a fixed order, no
-// atomics.
+// combines its stack in shared memory, and a second small kernel adds the chunks, if there is more
+// than one: a fixed order, no atomics.
 //
 // Rows whose length is no multiple of 32 bytes start at changing alignments, but rows r, r + P,
 // r + 2P... (P up to 16) share one. So each block takes rows of one residue class and shifts its
@@ -33,10 +33,11 @@ struct ColumnParams {
   int base;             // elements by which row 0 lies past a sector boundary
   int row_shift;        // and by which each further row adds to that
   int tile;             // threads across the columns: a power of two
+  int height;           // and stacked, likewise
   int64_t vector_cols;  // vectors that cover a row in any class
   int64_t width;        // elements of a row of partial sums
 
-  int64_t workspace() const { return batches * parts() * width; }
+  int64_t workspace() const { return parts() == 1 ? 0 : batches * parts() * width; }
   __host__ __device__ int parts() const { return classes * chunks; }
   // How far the rows of a class are shifted against the sectors.
   __device__ __forceinline__ int shift(int residue) const {
@@ -78,8 +79,9 @@ __device__ __forceinline__ decltype(auto) bound_visitor(const Visitor& visitor, 
 template <int N, class Visitor>
 __global__ void __launch_bounds__(kColumnThreads, Visitor::kBlocks)
     column_sums(const ColumnParams p, const Visitor unbound,
-                compute_t<typename Visitor::Element>* partial) {
-  using A = compute_t<typename Visitor::Element>;
+                compute_t<typename Visitor::Element>* partial, typename Visitor::Element* out) {
+  using T = typename Visitor::Element;
+  using A = compute_t<T>;
   constexpr int kUnroll = kRowsAtOnce<Visitor>;
   struct Stack {
     A sum[kColumnThreads * N];
@@ -87,7 +89,7 @@ __global__ void __launch_bounds__(kColumnThreads, Visitor::kBlocks)
   Stack& stack = shared<Stack>();
 
   const int across = threadIdx.x & (p.tile - 1), down = threadIdx.x / unsigned(p.tile);
-  const int height = blockDim.x / unsigned(p.tile);
+  const int height = p.height;
   const int part = blockIdx.y, residue = part & (p.classes - 1);
   const int chunk = part / unsigned(p.classes);
   Span span;
@@ -145,11 +147,15 @@ __global__ void __launch_bounds__(kColumnThreads, Visitor::kBlocks)
   for (int e = 0; e < N; ++e) stack.sum[(down * p.tile + across) * N + e] = sum[e];
   __syncthreads();
   const int64_t first = int64_t(blockIdx.x) * p.tile * N;
-  A* row = partial + (int64_t(blockIdx.z) * p.parts() + part) * p.width;
   for (int q = threadIdx.x; q < p.tile * N; q += blockDim.x) {
     A total = A(0);
     for (int y = 0; y < height; ++y) total += stack.sum[y * p.tile * N + q];
-    if (first + q < p.width) row[first + q] = total;
+    const int64_t at = first + q, batch = blockIdx.z;
+    if (p.parts() > 1) {
+      if (at < p.width) partial[(batch * p.parts() + part) * p.width + at] = total;
+    } else if (at >= p.shift(0) && at - p.shift(0) < p.cols) {
+      out[batch * p.cols + at - p.shift(0)] = narrow<T>(total);
+    }
   }
 }
 
@@ -211,11 +217,13 @@ ColumnParams plan_columns(int64_t batches, int64_t rows, int64_t cols,
          ceil_div(p.vector_cols, p.tile) > multiprocessors()) {
     p.tile *= 2;
   }
+  p.height = kColumnThreads / p.tile;
+  while (p.height > 1 && p.height / 2 >= in_class) p.height /= 2;
   const int64_t tiles = ceil_div(p.vector_cols, p.tile) * p.classes * batches;
   // Rounded down: a block more than fits at once would double the time.
   const int64_t wanted = int64_t(multiprocessors()) * kColumnWaves / tiles;
   // A chunk is worth a block only if each of its threads has a few rows.
-  const int64_t most = ceil_div(in_class, kColumnThreads / p.tile * 4);
+  const int64_t most = ceil_div(in_class, p.height * 4);
   const int64_t asked = tuning.rows;
   const int64_t chunks = asked ? ceil_div(in_class, asked) : std::min(wanted, most);
   p.chunks = int(std::clamp<int64_t>(chunks, 1, 65535 / p.classes));
@@ -242,7 +250,9 @@ void sum_columns(const ColumnParams& p, const Visitor& visitor,
   using T = typename Visitor::Element;
   const dim3 grid(unsigned(ceil_div(p.vector_cols, p.tile)), unsigned(p.parts()),
                   unsigned(p.batches));
-  launch(column_sums<N, Visitor>, {grid, dim3(kColumnThreads), stream}, p, visitor, partial);
+  const dim3 block(unsigned(p.tile * p.height));
+  launch(column_sums<N, Visitor>, {grid, block, stream}, p, visitor, partial, out);
+  if (p.parts() == 1) return;
   const int height = p.parts() <= 16 ? 4 : 32;
   const dim3 finish(unsigned(ceil_div(p.cols, 32)), 1, unsigned(p.batches));
   launch(column_finish<T>, {finish, dim3(32 * height), stream, 0, true}, p, partial, out);
