@@ -244,9 +244,11 @@ def test_nothing_in_nothing_out(device, layout):
         assert not of_bias.any()
 
 
-# On a GPU: planes of several pieces; of no equal ones, so that a cluster takes each, by vectors
-# and one by one; a group that no cluster holds; channels that no block holds; chunks of pixels.
+# On a GPU: planes that end within vectors, in groups that do not; planes of several pieces; of no
+# equal ones, so that a cluster takes each, by vectors and one by one; a group that no cluster
+# holds; channels that no block holds; chunks of pixels; many samples of few.
 SHARED = [
+    (torch.contiguous_format, (3, 16, 3, 6), 4),
     (torch.contiguous_format, (1, 2, 128, 160), 1),
     (torch.contiguous_format, (1, 2, 131, 157), 2),
     (torch.contiguous_format, (1, 8, 131, 157), 8),
@@ -255,6 +257,7 @@ SHARED = [
     (torch.channels_last, (1, 2056, 3, 3), 257),
     (torch.channels_last, (1, 2057, 3, 3), 11),
     (torch.channels_last, (2, 16, 64, 64), 4),
+    (torch.channels_last, (37, 32, 3, 3), 8),
 ]
 
 

@@ -117,7 +117,9 @@ void planes_forward(const Given& given, const GroupNorm<T>& norm, const Images& 
   const bool vectors = tuning.vec != 1 && x.begins<T>(N) && x.channels * x.pixels % N == 0;
   if constexpr (sizeof(T) < 8) {
     if (vectors && x.pixels % N == 0) return run.template operator()<N>(std::true_type{}, false);
-    if (vectors && x.pixels >= N) return run.template operator()<N>(std::false_type{}, true);
+    if (vectors && x.pixels >= N) {
+      return run.template operator()<N>(std::false_type{}, cols % N != 0);
+    }
   }
   run.template operator()<1>(std::false_type{}, false);
 }
@@ -142,10 +144,11 @@ void pixels_statistics(const Given& given, const GroupNorm<T>& norm, const Image
     const int64_t words = 2 * p.partials();
     const Tensor room = empty({&words, 1}, accumulator_dtype(x.tensor), x.tensor);
     auto* const parts = reinterpret_cast<Moments<A>*>(mutable_data<A>(room));
-    launch(pixel_moments<T, N>, {dim3(unsigned(p.blocks())), dim3(kPixelThreads), stream}, norm, p,
+    launch(pixel_moments<T, N>, {dim3(unsigned(p.blocks())), dim3(p.threads()), stream}, norm, p,
            x.read<T>(), parts);
-    launch(group_moments<T>, {dim3(unsigned(x.samples * given.groups)), dim3(128), stream, 0, true},
-           norm, p, given.groups, x.read<T>(), parts, A(given.eps), mutable_data<A>(out.mean),
+    const RowPlan plan = plan_groups(x.samples * given.groups, p.chunks * norm.members.divisor);
+    launch(group_moments<T>, {dim3(plan.blocks()), dim3(kRowBlock), stream, 0, true}, plan, norm, p,
+           given.groups, x.read<T>(), parts, A(given.eps), mutable_data<A>(out.mean),
            mutable_data<A>(out.rstd));
   });
 }
@@ -164,7 +167,7 @@ void normalise(const Given& given, const Images& x, Kind kind, const Results& ou
       const PixelPlan p = plan_pixels(x.samples, x.channels, x.pixels, N);
       const Pixels<T> to{mutable_data<T>(out.y), y.sample_stride, y.pixel_stride};
       launch(pixels_forward<T, N>,
-             {dim3(unsigned(p.blocks())), dim3(kPixelThreads), current_stream(x.tensor), 0, true},
+             {dim3(unsigned(p.blocks())), dim3(p.threads()), current_stream(x.tensor), 0, true},
              norm, p, given.groups, x.read<T>(), data<A>(out.mean), data<A>(out.rstd), to);
     });
   });
@@ -293,7 +296,7 @@ class BackwardRun {
     with_pixel_vectors<T>({&x_, &grad_, &to}, [&]<int N>(Width<N>) {
       const PixelPlan p = plan_pixels(x_.samples, x_.channels, x_.pixels, N);
       const Partials<A> sums(p.samples * p.chunks, p.channels, x_.tensor);
-      const Config config{dim3(unsigned(p.blocks())), dim3(kPixelThreads), stream_};
+      const Config config{dim3(unsigned(p.blocks())), dim3(p.threads()), stream_};
       launch(pixel_sums<T, N>, config, norm_, p, given_.groups, x_.read<T>(), grad_.read<T>(),
              mean_, rstd_, sums.weight(), sums.bias());
       find_means(int(p.chunks), sums);
@@ -306,9 +309,8 @@ class BackwardRun {
 
  private:
   void find_means(int parts, const Partials<A>& sums) {
-    const int64_t numbers = parts * (x_.channels / given_.groups);  // to a group
-    const int lanes = numbers > kRowBlock ? kRowBlock : numbers > 8 ? kWarp : 8;
-    const RowPlan plan{x_.samples * given_.groups, numbers, lanes, 1, kRowBlock, true};
+    const RowPlan plan =
+        plan_groups(x_.samples * given_.groups, parts * (x_.channels / given_.groups));
     launch(group_means<T>, {dim3(plan.blocks()), dim3(kRowBlock), stream_, 0, true}, plan, norm_,
            given_.groups, parts, sums.weight(), sums.bias(), means_);
   }

@@ -272,7 +272,13 @@ struct PlaneGradient : PlaneRows<T> {
   }
 };
 
-// From the sums of a group's channels in each part of its sample. Many groups have few of them.
+// For so many numbers to a group: many groups have few.
+inline RowPlan plan_groups(int64_t groups, int64_t numbers) {
+  const int lanes = numbers > kRowBlock ? kRowBlock : numbers > 8 ? kWarp : 8;
+  return {groups, numbers, lanes, 1, kRowBlock, true};
+}
+
+// From the sums of a group's channels in each part of its sample.
 template <class T>
 __global__ void __launch_bounds__(kRowBlock)
     group_means(const RowPlan plan, const GroupNorm<T> norm, int64_t groups, int parts,

@@ -19,6 +19,7 @@ struct PixelPlan {
   int64_t chunks;  // of a sample
 
   int64_t blocks() const { return samples * chunks * tiles; }
+  int threads() const { return int(ceil_div(across * height, kWarp)) * kWarp; }
   int64_t partials() const { return samples * chunks * channels; }
 };
 
@@ -27,7 +28,8 @@ inline PixelPlan plan_pixels(int64_t samples, int64_t channels, int64_t pixels, 
   const int64_t vectors = ceil_div(channels, width);
   p.tiles = ceil_div(vectors, kPixelThreads / 2);
   p.across = int(ceil_div(vectors, p.tiles));
-  p.height = kPixelThreads / p.across;
+  // A thread is worth what it reads about its channels only if it has a few pixels.
+  p.height = int(std::min<int64_t>(kPixelThreads / p.across, ceil_div(pixels, 8)));
   // As many blocks as fit the multiprocessors four times over, each with a few pixels per thread,
   // and not so many that the sums of a thread get inexact.
   const int64_t wanted = ceil_div(int64_t(multiprocessors()) * 4, samples * p.tiles);
@@ -169,36 +171,36 @@ __global__ void __launch_bounds__(kPixelThreads)
   }
 }
 
-// A block per group: over its channels in all chunks.
+// Of each group: over its channels in all chunks.
 template <class T>
-__global__ void __launch_bounds__(128)
-    group_moments(const GroupNorm<T> norm, const PixelPlan p, int64_t groups,
+__global__ void __launch_bounds__(kRowBlock)
+    group_moments(const RowPlan plan, const GroupNorm<T> norm, const PixelPlan p, int64_t groups,
                   const Pixels<const T> x, const Moments<compute_t<T>>* parts, compute_t<T> eps,
                   compute_t<T>* mean, compute_t<T>* rstd) {
   using A = compute_t<T>;
-  const int64_t members = norm.members.divisor, sample = blockIdx.x / groups;
-  const int64_t first = (blockIdx.x - sample * groups) * members;
+  const Place place(plan);
+  const int64_t members = norm.members.divisor, sample = place.row / groups;
+  const int64_t first = (place.row - sample * groups) * members;
   const auto each = [&](const auto& use) {
-    for (int64_t i = threadIdx.x; i < p.chunks * members; i += blockDim.x) {
+    for (int64_t i = place.index; i < plan.cols; i += place.size) {
       const int64_t chunk = norm.members.divide(i);
       const int64_t length = min(p.chunk, p.pixels - chunk * p.chunk);
       use(A(length), parts[(sample * p.chunks + chunk) * p.channels + first + i - chunk * members]);
     }
   };
-  const RowPlan all{0, 0, 128, 1, 128, true};
   await_previous();
   const A pivot = pivot_of(parts[sample * p.chunks * p.channels + first].mean);
   Sum<A> sum, squares;
   each([&](A n, const Moments<A>& one) { sum.value = fma(n, one.mean - pivot, sum.value); });
   const A count = A(members) * A(p.pixels);
-  const A center = pivot + row_total(all, sum, 0).value / count;
+  const A center = pivot + row_total(plan, sum, 0).value / count;
   each([&](A n, const Moments<A>& one) {
     squares.value += fma(n * (one.mean - center), one.mean - center, one.squares);
   });
-  const A variance = row_total(all, squares, 1).value / count;
-  if (threadIdx.x == 0) {
-    mean[blockIdx.x] = first_value(norm, x, sample, first) + center;
-    rstd[blockIdx.x] = rsqrt(variance + eps);
+  const A variance = row_total(plan, squares, 1).value / count;
+  if (place.exists && place.index == 0) {
+    mean[place.row] = first_value(norm, x, sample, first) + center;
+    rstd[place.row] = rsqrt(variance + eps);
   }
 }
 
