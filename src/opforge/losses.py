@@ -63,6 +63,11 @@ def check_labels(name: str, target: Tensor, classes: int, ignore_index: int) -> 
         )
 
 
+def in_reach(matrix: Tensor) -> Tensor:
+    """Itself, or a copy: torch's products refuse strides beyond 32 bits or make wild pointers."""
+    return matrix if max(matrix.stride()) < 2**31 else matrix.contiguous()
+
+
 def in_chunks(
     input: Tensor,
     weight: Tensor,
@@ -75,8 +80,7 @@ def in_chunks(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The losses of all rows, and the gradients wanted of their sum, times ``factors``."""
     discover.find("cross_entropy")  # loads its kernels
-    # Of strides beyond 32 bits, some of torch's products make wild pointers.
-    input, weight = (x if max(x.stride()) < 2**31 else x.contiguous() for x in (input, weight))
+    input, weight = in_reach(input), in_reach(weight)
     rows, classes = input.shape[0], weight.shape[0]
     wide, kernels = wide_dtype(input), torch.ops.opforge
     room_of_row = classes * input.element_size()

@@ -30,6 +30,7 @@ from opforge.losses import (
     check_labels,
     code_of,
     in_chunks,
+    in_reach,
     validate_options,
 )
 from opforge.norms import no_tensor, wide_dtype
@@ -57,7 +58,7 @@ def reference(
     """All logits, and their cross entropy."""
     cross_entropy = _rows().reference
     assert cross_entropy is not None
-    logits = functional.linear(input, weight, bias)
+    logits = functional.linear(in_reach(input), in_reach(weight), bias)
     loss: Tensor = cross_entropy(
         logits, target, ignore_index, label_smoothing, z_loss, reduction, False
     )
@@ -85,13 +86,13 @@ def backward_reference(
     """Through the cross entropy, and through the product."""
     backward = _rows().backward
     assert isinstance(backward, Backward)
-    logits = functional.linear(input, weight, bias)
+    logits = functional.linear(in_reach(input), in_reach(weight), bias)
     options = ignore_index, label_smoothing, z_loss, reduction, False
     nothing = no_tensor(input)
     d = backward.reference(grad_loss, logits, target, nothing, nothing, nothing, *options)
     return (
-        d @ weight if needs_input else nothing,
-        d.t() @ input if needs_weight else nothing,
+        d @ in_reach(weight) if needs_input else nothing,
+        d.t() @ in_reach(input) if needs_weight else nothing,
         d.sum(0) if needs_bias else nothing,
     )
 
