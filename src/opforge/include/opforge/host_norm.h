@@ -308,11 +308,14 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
         const int64_t shape[3] = {rows, pieces, 2};
         const Tensor of_pieces = empty(shape, wide, like);
         auto* const dots = reinterpret_cast<Dots<A, true>*>(mutable_data<A>(of_pieces));
-        const Config config{dim3(unsigned(rows * pieces)), dim3(kRowThreads), stream};
+        Config config{dim3(unsigned(rows * pieces)), dim3(kRowThreads), stream};
         launch(norm_backward_dots<T, Centered>, config, p, pieces, dots);
+        config.overlap_previous = true;
         launch(norm_backward_piece<T, Centered>, config, p, pieces, dots);
-        launch(norm_backward_column<T>, {dim3(unsigned(ceil_div(cols, 256))), dim3(256), stream},
-               p);
+        if (rows > 1) {
+          const dim3 grid(unsigned(ceil_div(cols, 256)));
+          launch(norm_backward_column<T>, {grid, dim3(256), stream}, p);
+        }
         return;
       }
       parts = p.parts();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradients of norms of rows that are too long for norm_backward.cuh. Blocks take a piece of a
 // row each, element by element: first what it adds to the row's sums, then its gradients; a thread
-// goes down each column. Includes no torch header.
+// goes down each column, unless there is one row. Includes no torch header.
 #pragma once
 
 #include <opforge/norm_backward.cuh>
@@ -83,10 +83,14 @@ __global__ void __launch_bounds__(kRowThreads)
   const A mean = Centered ? p.mean[at.row] : A(0), rstd = p.rstd[at.row];
   Dots<A, true> total;
   for (int64_t col = piece.first + threadIdx.x; col < piece.last; col += blockDim.x) {
-    const A normed = (at.value(col) - mean) * rstd;
-    const A grad = at.gradient(col, normed) * at.scale(col);
+    const A normed = (at.value(col) - mean) * rstd, passed = at.gradient(col, normed);
+    const A grad = passed * at.scale(col);
     total += {grad * normed, Centered ? grad : A(0)};
+    if (p.plan.rows > 1) continue;
+    if (p.weight_sums != nullptr) p.weight_sums[col] = passed * normed;
+    if (p.bias_sums != nullptr) p.bias_sums[col] = passed;
   }
+  release_next();
   total = row_total(p.plan, total);
   if (threadIdx.x == 0) dots[blockIdx.x] = total;
 }
@@ -100,6 +104,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const LongRow<T> at{p, piece.row};
   const A mean = Centered ? p.mean[at.row] : A(0), rstd = p.rstd[at.row];
   Dots<A, true> total;
+  await_previous();
   if (int(threadIdx.x) < pieces) total = dots[piece.row * pieces + threadIdx.x];
   total = row_total(p.plan, total);
   for (int64_t col = piece.first + threadIdx.x; col < piece.last; col += blockDim.x) {
@@ -112,6 +117,7 @@ __global__ void __launch_bounds__(kRowThreads)
     const A x = widen(at.source(p.has_x ? p.ring.sources - 1 : 1)[col]);
     p.grad_x[flat] = narrow<T>(pass_back(p.before, flat, x, grad));
   }
+  release_next();
 }
 
 template <class T>
