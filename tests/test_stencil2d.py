@@ -10,6 +10,7 @@ from op_cases import each_device, record
 import opforge
 from opforge.check import cases
 from opforge.op import Make
+from opforge.sim import stats
 
 IMAGE = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
 # Left neighbour plus ten times the one above.
@@ -61,6 +62,72 @@ def test_several_tiles(device, dtype, shape):
         cases.check_backward(record("stencil2d"), cases.as_leaves(case))
 
 
+# More than eight wide tiles each, so that the shape of the tiles follows the image; in brackets how
+# many blocks float32 takes: of 128 threads with vectors, 256 with pixels, 32 for the smallest.
+SHAPES = {
+    (256, 48): (8, 128),  # just eight wide ones, which stay
+    (257, 48): (4, 128),  # 12 vectors, 10 threads below each other
+    (257, 124): (9, 128),  # 31
+    (257, 128): (9, 128),  # 32: a wide tile's width
+    (140, 132): (6, 128),  # 33: two tiles of 18 and 15
+    (257, 20): (2, 128),
+    (300, 16): (2, 128),  # as narrow as the small tile
+    (300, 4): (1, 128),  # one vector
+    (66, 4): (3, 128),  # no more than eight tiles, but enough vectors for wide ones
+    (60, 4): (8, 32),  # too few
+    (300, 7): (19, 32),
+    (1, 1200): (3, 128),  # few rows: the threads lie side by side
+    (2, 1200): (5, 128),
+    (3, 1200): (8, 128),
+    (4, 1200): (10, 128),
+    (5, 1200): (10, 128),
+    (31, 1200): (10, 128),
+    (33, 1200): (20, 128),
+    (1, 1201): (5, 256),  # not aligned
+    (3, 1201): (10, 256),
+    (300, 33): (3, 256),
+    (300, 127): (10, 256),
+    (300, 129): (14, 256),  # two tiles of 85 and 44
+    (9, 28, 28): (9, 128),  # many small images
+    (9, 1, 20): (9, 128),
+    (9, 33, 33): (9, 256),
+}
+
+
+@pytest.mark.sim
+@each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_tiles_of_every_shape(device, dtype, shape):
+    for boundary in range(4) if min(shape[-2:]) > 1 else (0, 1, 3):
+        weight = Make(dtype, device, seed=1)(5 if boundary % 2 else 9)
+        case = (Make(dtype, device)(*shape), weight, boundary, 0.5)
+        cases.check_forward(record("stencil2d"), case)
+        cases.check_backward(record("stencil2d"), cases.as_leaves(case))
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_no_thread_is_left_beside_the_image(shape):
+    x, weight = Make(requires_grad=True)(*shape), Make(requires_grad=True, seed=1)(9)
+    calls = stats.measure_case(record("stencil2d"), (x, weight, 1, 0.0))  # which looks for races
+    launches = [one for call in calls for one in call.launches if "sum_weights" not in one.kernel]
+    assert [(one.blocks, one.threads) for one in launches] == 2 * [SHAPES[shape]]
+
+
+@pytest.mark.sim
+@each_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(257, 48), (1, 1200), (9, 28, 32)], ids=str)
+def test_a_base_that_is_not_aligned(device, dtype, shape):
+    whole = Make(dtype, device)(*shape[:-1], shape[-1] + 16)
+    for first in (1, 8):
+        x = whole[..., first : first + shape[-1]]
+        case = (x, Make(dtype, device, seed=1)(9), 3, 0.0)
+        cases.check_forward(record("stencil2d"), case)
+        cases.check_backward(record("stencil2d"), cases.as_leaves(case))
+
+
 @pytest.mark.parametrize(
     ("x", "weight", "boundary", "message"),
     [
@@ -84,7 +151,7 @@ def test_the_weight_may_be_float32_and_nothing_else():
 
 @pytest.mark.sim
 @each_device
-@pytest.mark.parametrize("shape", [(5, 7), (40, 264)])
+@pytest.mark.parametrize("shape", [(5, 7), (40, 264), (257, 48), (3, 1200)])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_weight_that_is_not_finite_reaches_nothing_beyond_the_edges(device, shape, value):
     x, weight = Make(device=device)(*shape), Make(device=device, seed=1)(9)

@@ -52,8 +52,9 @@ template <class T, class Run>
 void with_tile(StencilParams<T>& p, const Tensor& weight, int64_t planes, bool vectors,
                const Run& run) {
   const auto cut = [&]<class Tile>(Type<Tile>) {
-    const int64_t across = ceil_div(p.width, Tile::kWidth);
-    const int64_t down = ceil_div(p.height, Tile::kHeight), tiles = across * down * planes;
+    p.shape = Tile::choose(p.height, p.width / Tile::N, planes);
+    const int64_t across = ceil_div(p.width, p.shape.across * Tile::N);
+    const int64_t down = ceil_div(p.height, p.shape.height()), tiles = across * down * planes;
     OPFORGE_CHECK(tiles < int64_t(1) << 31,
                   "stencil2d: x has more images than a GPU takes at once");
     p.tiles_across = uint32_t(across);
@@ -61,7 +62,10 @@ void with_tile(StencilParams<T>& p, const Tensor& weight, int64_t planes, bool v
     weight.size(0) == 9 ? run(Type<Tile>{}, Count<9>{}, tiles)
                         : run(Type<Tile>{}, Count<5>{}, tiles);
   };
-  if (p.width <= SmallTile<T>::kWidth) {
+  // Vectors of so few columns fill a tile only if there are many rows.
+  const bool narrow = p.width <= SmallTile<T>::kAcross;
+  const bool few = p.height * (p.width / kVec<T>) < VectorTile<T>::kThreads / 2;
+  if (narrow && (few || !vectors)) {
     cut(Type<SmallTile<T>>{});
   } else if (vectors) {
     cut(Type<VectorTile<T>>{});

@@ -12,125 +12,19 @@
 #include <opforge/reduce.h>
 #include <opforge/vec.h>
 
+#include <algorithm>
+
 #include "pixels.h"
 
 namespace opforge {
 
-// A thread has N neighbouring pixels, one 16-byte vector (or one pixel where rows are not aligned),
-// in several rows, one below the other.
-template <class T_, int N_, int kWidth_, int kHeight_, int kThreads_, int kBlocks_>
-struct Tile {
-  using T = T_;
-  static constexpr int N = N_, kWidth = kWidth_, kHeight = kHeight_, kThreads = kThreads_;
-  static constexpr int kBlocks = kBlocks_;  // that the registers of a multiprocessor are to hold
-  static constexpr int kAcross = kWidth / N, kDown = kThreads / kAcross;  // threads
-  static constexpr int kRows = kHeight / kDown;                           // of a thread
-  static constexpr int kRim = kVec<T>;  // one column is used; the others keep vectors aligned
+// How a block's threads lie over its tile: so many side by side, so many one below the other, each
+// with so many rows.
+struct Shape {
+  int across, down, rows;
 
-  static_assert(2 * (kHeight + 2) <= kThreads, "a thread to each pixel beside the tile");
-
-  alignas(16) T pixel[kHeight + 2][kRim + kWidth + kRim];
-
-  __device__ __forceinline__ static int across() { return threadIdx.x % kAcross; }
-  __device__ __forceinline__ static int down() { return threadIdx.x / kAcross; }
-
-  // The tile whose first pixel, inside of the rim, is at (top, left).
-  __device__ __forceinline__ void load(const Image<T>& image, int64_t top, int64_t left,
-                                       int boundary, T fill) {
-    const auto at = [&](int64_t row, int64_t col) {
-      row = stand_in(row, image.height, boundary);
-      col = stand_in(col, image.width, boundary);
-      return row < 0 || col < 0 ? fill : image.data[row * image.row_stride + col];
-    };
-    // All loads come before the first store, and inside of the image without a condition between.
-    constexpr int kTrips = (kHeight + 2 + kDown - 1) / kDown;
-    Vec<T, N> v[kTrips];
-    const int64_t first = top - 1 + down(), col = left + across() * N;
-    const auto has = [&](int k) { return k < kTrips - 1 || down() + k * kDown < kHeight + 2; };
-    if (top > 0 && top + kHeight < image.height && left + kWidth <= image.width) {
-      const T* const from = image.data + first * image.row_stride + col;
-#pragma unroll
-      for (int k = 0; k < kTrips; ++k) {
-        if (has(k)) v[k] = opforge::load<N>(from + k * kDown * image.row_stride);
-      }
-    } else {
-#pragma unroll
-      for (int k = 0; k < kTrips; ++k) {
-        if (!has(k)) break;
-        const int64_t row = first + k * kDown, from = stand_in(row, image.height, boundary);
-        if (col < image.width && from >= 0) {
-          v[k] = opforge::load<N>(image.data + from * image.row_stride + col);
-        } else {
-          // Further beyond than one column nobody uses it.
-          v[k].value[0] = col == image.width ? at(row, col) : fill;
-#pragma unroll
-          for (int e = 1; e < N; ++e) v[k].value[e] = v[k].value[0];
-        }
-      }
-    }
-    const int rim_row = threadIdx.x / 2, right = threadIdx.x % 2;
-    const bool rim = rim_row < kHeight + 2;
-    T beside = fill;
-    if (rim) beside = at(top - 1 + rim_row, right ? left + kWidth : left - 1);
-#pragma unroll
-    for (int k = 0; k < kTrips; ++k) {
-      if (has(k)) store<N>(&pixel[down() + k * kDown][kRim + across() * N], v[k]);
-    }
-    if (rim) pixel[rim_row][right ? kRim + kWidth : kRim - 1] = beside;
-  }
-
-  __device__ __forceinline__ const T* pixels(int row) const {
-    return &pixel[row][kRim + across() * N];
-  }
-
-  // A thread's pixels in a row of the tile (0 is the rim), and one on each side. Threads with a
-  // vector each would all want the same few banks for those: they ask their neighbours.
-  __device__ __forceinline__ void read(int row, compute_t<T> (&values)[N + 2]) const {
-    const T* const p = pixels(row);
-    compute_t<T> own[N];
-    widen(load_packed<N>(p), own);
-#pragma unroll
-    for (int e = 0; e < N; ++e) values[e + 1] = own[e];
-    if constexpr (kAcross == kWarp) {
-      const int lane = across();
-      values[0] = __shfl_up_sync(0xffffffffu, own[N - 1], 1);
-      values[N + 1] = __shfl_down_sync(0xffffffffu, own[0], 1);
-      if (lane == 0) values[0] = widen(p[-1]);
-      if (lane == kWarp - 1) values[N + 1] = widen(p[N]);
-    } else {
-      values[0] = widen(p[-1]);
-      values[N + 1] = widen(p[N]);
-    }
-  }
-
-  // Calls use(r, around) for each row of a thread: around[i] are its pixels in row r - 1 + i.
-  template <class Use>
-  __device__ __forceinline__ void walk(const Use& use) const {
-    compute_t<T> around[3][N + 2];
-    const int first = down() * kRows;
-    read(first, around[0]);
-    read(first + 1, around[1]);
-#pragma unroll 4
-    for (int r = first; r < first + kRows; ++r) {
-      read(r + 2, around[2]);
-      use(r, around);
-#pragma unroll
-      for (int e = 0; e < N + 2; ++e) {
-        around[0][e] = around[1][e];
-        around[1][e] = around[2][e];
-      }
-    }
-  }
+  OPFORGE_HOST_DEVICE int height() const { return down * rows; }
 };
-
-// Measured on an H200 over tiles of 8 to 64 rows and 32 to 512 threads: eight rows to a thread in
-// small blocks, with registers for seven of them.
-template <class T>
-using VectorTile = Tile<T, kVec<T>, kWarp * kVec<T>, 32, 128, 7>;
-template <class T>
-using PixelTile = Tile<T, 1, sizeof(T) == 8 ? 64 : 128, 32, 256, 4>;
-template <class T>
-using SmallTile = Tile<T, 1, 16, 8, 32, 16>;  // for narrow images
 
 template <class T>
 struct StencilParams {
@@ -141,6 +35,7 @@ struct StencilParams {
   T* out;  // y, or the gradient of x (null if not wanted): dense
   int64_t height, width;
   uint32_t tiles_across, tiles_down;
+  Shape shape;      // of a tile
   const T* weight;  // or, if it is float32 and x is not,
   const float* weight32;
   int64_t weight_stride;
@@ -159,30 +54,205 @@ struct StencilParams {
   }
 };
 
-// Which tile a block has.
+// Which tile a block has, and which place in it a thread.
 struct Place {
-  int64_t plane, top, left;
-  int rows;  // of the tile that the image has
+  Shape shape;
+  int64_t plane, top, left;  // its first pixel, inside of the rim
+  int span;                  // columns that the image has of it, in pieces of N
+  int across, down;          // in the image: threads beyond its columns, or left over,
+  bool busy;                 // are where the last one is, and do nothing
+  int rows;                  // of the thread that the image has
 
-  template <class T, class Tile>
-  __device__ __forceinline__ static Place of(const StencilParams<T>& p, const Tile&) {
+  template <int N, class T>
+  __device__ __forceinline__ static Place of(const StencilParams<T>& p) {
+    const Shape shape = p.shape;
     const uint32_t rest = blockIdx.x / p.tiles_across, plane = rest / p.tiles_down;
-    const int64_t top = int64_t(rest - plane * p.tiles_down) * Tile::kHeight;
-    return {plane, top, int64_t(blockIdx.x - rest * p.tiles_across) * Tile::kWidth,
-            int(min(int64_t(Tile::kHeight), p.height - top))};
+    const int64_t top = int64_t(rest - plane * p.tiles_down) * shape.height();
+    const int64_t left = int64_t(blockIdx.x - rest * p.tiles_across) * (shape.across * N);
+    const int span = int(min(int64_t(shape.across), (p.width - left) / N));
+    const int down = threadIdx.x / unsigned(shape.across);
+    const int across = threadIdx.x - down * shape.across;
+    const bool busy = across < span && down < shape.down;
+    const int64_t rows = busy ? p.height - top - down * shape.rows : 0;
+    return {shape,
+            plane,
+            top,
+            left,
+            span,
+            min(across, span - 1),
+            min(down, shape.down - 1),
+            busy,
+            int(min(rows, int64_t(shape.rows)))};
   }
-  // Where the first row of the tile is in a dense image.
-  template <class T>
+  // Where the thread's first pixel is in a dense image.
+  template <int N, class T>
   __device__ __forceinline__ T* in(T* dense, const StencilParams<T>& p) const {
-    return dense + (plane * p.height + top) * p.width;
+    return dense + (plane * p.height + top + down * shape.rows) * p.width + left + across * N;
   }
   // Whether the tile has pixels that may have stood in for others.
-  template <class Tile, class T>
+  template <int N, class T>
   __device__ __forceinline__ bool near_edge(const StencilParams<T>& p) const {
-    return top < kEdge || left < kEdge || top + Tile::kHeight > p.height - kEdge ||
-           left + Tile::kWidth > p.width - kEdge;
+    return top < kEdge || left < kEdge || top + shape.height() > p.height - kEdge ||
+           left + span * N > p.width - kEdge;
   }
 };
+
+// A thread has N neighbouring pixels, one 16-byte vector (or one pixel where rows are not aligned),
+// in several rows, one below the other. kAcross and kRows are those of a tile inside of a large
+// image; choose() makes other shapes of it, which take no more memory.
+template <class T_, int N_, int kAcross_, int kRows_, int kThreads_, int kBlocks_>
+struct Tile {
+  using T = T_;
+  static constexpr int N = N_, kAcross = kAcross_, kRows = kRows_, kThreads = kThreads_;
+  static constexpr int kBlocks = kBlocks_;  // that the registers of a multiprocessor are to hold
+  static constexpr int kBackwardBlocks = N == 1 ? kBlocks : kBlocks - 1;  // more have no memory
+  static constexpr int kDown = kThreads / kAcross;
+  // Between two rows: the pixel right of the one, that left of the other. Vectors stay aligned.
+  static constexpr int kRim = N == 1 ? 2 : N;
+  static constexpr int kRoom = (kDown * kRows + 2) * (kAcross * N + kRim);
+  static constexpr int kTrips = kRows + 1;  // the rows of a thread, and its part of the rim
+
+  using Piece = std::conditional_t<N == 1, T, uint4>;  // to be moved: a Vec is taken apart
+
+  static_assert(sizeof(Piece) == sizeof(T) * N);
+  static_assert(kDown > 1 && kDown * kAcross == kThreads);
+
+  alignas(16) T pixel[kRim + kRoom];
+
+  // The shape for images of so many rows and pieces of N columns: threads beside or below an image
+  // have nothing to do. It follows the sizes alone, as the order of additions must.
+  static Shape choose(int64_t height, int64_t pieces, int64_t images) {
+    // So few tiles are no more than a launch, in whatever shape.
+    if (images * ceil_div(height, kDown * kRows) * ceil_div(pieces, kAcross) <= 8) {
+      return {kAcross, kDown, kRows};
+    }
+    // As many tiles side by side as wide ones would be, but of the same width: what that leaves of
+    // the threads goes below. Few rows leave some, too: they go to the side.
+    const int64_t width = ceil_div(pieces, ceil_div(pieces, kAcross));
+    const int64_t down = std::min(height, kThreads / width);
+    const int64_t across = std::min(pieces, kThreads / down);
+    const int64_t room = (kRoom / (across * N + kRim) - 2) / down;
+    const int64_t most = std::min(room, int64_t(down > 1 ? kRows : kRows - 1));  // kTrips
+    return {int(across), int(down), int(std::min(most, ceil_div(height, down)))};
+  }
+
+  // Where a row of the tile begins; 0 is the rim above.
+  __device__ __forceinline__ T* line(int row, const Shape& shape) {
+    return pixel + kRim + row * (shape.across * N + kRim);
+  }
+  __device__ __forceinline__ const T* line(int row, const Shape& shape) const {
+    return const_cast<Tile*>(this)->line(row, shape);
+  }
+
+  __device__ __forceinline__ void load(const Image<T>& image, const Place& place, int boundary,
+                                       T fill) {
+    const Shape& shape = place.shape;
+    const auto at = [&](int64_t row, int64_t col) {
+      row = stand_in(row, image.height, boundary);
+      col = stand_in(col, image.width, boundary);
+      return row < 0 || col < 0 ? fill : image.data[row * image.row_stride + col];
+    };
+    // All loads come before the first store, without a branch between: memory is waited for once.
+    // What is not loaded has a value, too, or its registers would count as taken from the start.
+    Piece piece[kTrips] = {};
+    const int lines = shape.height() + 2;
+    const int first = place.top == 0;  // row of the tile that the image has, and its last
+    const int last = int(min(int64_t(lines - 1), image.height - place.top));
+    const int trips = place.busy ? shape.rows + (place.down < 2) + (shape.down == 1) : 0;
+    const bool inside = first == 0 && last == lines - 1;
+    const auto in_row = [&](int64_t row) {
+      return image.data + row * image.row_stride + place.left + place.across * N;
+    };
+    const T* next = in_row(place.top - 1 + place.down);
+    const int64_t step = shape.down * image.row_stride;
+    if (inside) {
+#pragma unroll
+      for (int k = 0; k < kTrips; ++k, next += step) {
+        if (k < trips) piece[k] = *reinterpret_cast<const Piece*>(next);
+      }
+    } else {
+      // Where none stands in, any row will do.
+      const T* const above = in_row(max(stand_in(-1, image.height, boundary), int64_t(0)));
+      const T* const below =
+          in_row(max(stand_in(image.height, image.height, boundary), int64_t(0)));
+#pragma unroll
+      for (int k = 0; k < kTrips; ++k, next += step) {
+        const int row = place.down + k * shape.down;
+        const T* const from = row < first ? above : row > last ? below : next;
+        if (k < trips) piece[k] = *reinterpret_cast<const Piece*>(from);
+      }
+    }
+#pragma unroll 1  // all those registers are taken
+    for (int i = threadIdx.x; i < 2 * lines; i += kThreads) {
+      const int row = i / 2, beside = i % 2 ? place.span * N : -1;
+      line(row, shape)[beside] = at(place.top - 1 + row, place.left + beside);
+    }
+#pragma unroll
+    for (int k = 0; k < kTrips; ++k) {
+      if (k >= trips) break;
+      T* const to = line(place.down + k * shape.down, shape) + place.across * N;
+      *reinterpret_cast<Piece*>(to) = piece[k];
+    }
+    if (inside || boundary != kConstant) return;
+#pragma unroll 1
+    for (int k = 0; k < trips; ++k) {
+      const int row = place.down + k * shape.down;
+      if (row >= first && row <= last) continue;
+      for (int e = 0; e < N; ++e) line(row, shape)[place.across * N + e] = fill;
+    }
+  }
+
+  // A thread's pixels in a row of the tile, and one on each side. Threads with a vector each would
+  // all want the same few banks for those: they ask their neighbours.
+  __device__ __forceinline__ void read(const T* p, const Place& place,
+                                       compute_t<T> (&values)[N + 2]) const {
+    compute_t<T> own[N];
+    widen(load_packed<N>(p), own);
+#pragma unroll
+    for (int e = 0; e < N; ++e) values[e + 1] = own[e];
+    bool ask_left = false, ask_right = false;
+    if constexpr (N > 1) {
+      const int lane = threadIdx.x % kWarp;
+      values[0] = __shfl_up_sync(0xffffffffu, own[N - 1], 1);
+      values[N + 1] = __shfl_down_sync(0xffffffffu, own[0], 1);
+      ask_left = lane > 0 && place.across > 0;
+      ask_right = lane < kWarp - 1 && place.across < place.span - 1;
+    }
+    if (!ask_left) values[0] = widen(p[-1]);
+    if (!ask_right) values[N + 1] = widen(p[N]);
+  }
+
+  // Calls use(r, p, around) for each row of a thread: around[i] are its pixels in row r - 1 + i,
+  // p is where those of row r are.
+  template <class Use>
+  __device__ __forceinline__ void walk(const Place& place, const Use& use) const {
+    compute_t<T> around[3][N + 2];
+    const int pitch = place.shape.across * N + kRim;
+    const T* p = line(place.down * place.shape.rows, place.shape) + place.across * N;
+    read(p, place, around[0]);
+    read(p += pitch, place, around[1]);
+#pragma unroll 3  // as many as `around` has: none is moved
+    for (int r = 0; r < place.shape.rows; ++r) {
+      const T* const here = p;
+      read(p += pitch, place, around[2]);
+      use(r, here, around);
+#pragma unroll
+      for (int e = 0; e < N + 2; ++e) {
+        around[0][e] = around[1][e];
+        around[1][e] = around[2][e];
+      }
+    }
+  }
+};
+
+// Measured on an H200 over tiles of 8 to 64 rows and 32 to 512 threads: eight rows to a thread in
+// small blocks, with registers for seven of them.
+template <class T>
+using VectorTile = Tile<T, kVec<T>, kWarp, 8, 128, 7>;
+template <class T>
+using PixelTile = Tile<T, 1, sizeof(T) == 8 ? 64 : 128, sizeof(T) == 8 ? 8 : 16, 256, 4>;
+template <class T>
+using SmallTile = Tile<T, 1, 16, 4, 32, 16>;  // for a few pixels
 
 // The weighted sums for N pixels. With five weights the corners are not looked at: they may be Inf.
 template <class T, int Count, int N, class A>
@@ -213,25 +283,23 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   using A = compute_t<T>;
   constexpr int N = Tile::N;
   Tile& tile = shared<Tile>();
-  const Place place = Place::of(p, tile);
+  const Place place = Place::of<N>(p);
   const Image<T> x{p.x + place.plane * p.x_plane, p.x_row, p.height, p.width};
-  tile.load(x, place.top, place.left, p.boundary, narrow<T>(A(p.fill)));
+  tile.load(x, place, p.boundary, narrow<T>(A(p.fill)));
   A w[9];
   p.template get_weights<Count>(w);
   __syncthreads();
 
-  const int64_t col = place.left + tile.across() * N;
-  const int rows = col < p.width ? place.rows : 0;  // of this thread
-  T* const out = place.in(p.out, p) + col;
-  tile.walk([&](int r, const A(&around)[3][N + 2]) {
-    if (r >= rows) return;
+  T* const out = place.in<N>(p.out, p);
+  tile.walk(place, [&](int r, const T*, const A(&around)[3][N + 2]) {
+    if (r >= place.rows) return;
     store<N>(out + r * p.width, weighted<T, Count, N>(w, around));
   });
 }
 
 // `partial` gets what a block adds to each weight, block by block; null if that is not wanted.
 template <class Tile, int Count>
-__global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
+__global__ void __launch_bounds__(Tile::kThreads, Tile::kBackwardBlocks)
     stencil_backward(const StencilParams<typename Tile::T> p,
                      compute_t<typename Tile::T>* partial) {
   using T = typename Tile::T;
@@ -250,34 +318,32 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   };
   Memory& memory = shared<Memory>();
   Tiles& tiles = memory.tiles;
-  const Place place = Place::of(p, tiles.grad);
+  const Place place = Place::of<N>(p);
   const Image<T> x{p.x + place.plane * p.x_plane, p.x_row, p.height, p.width};
   const Image<T> grad{p.grad + place.plane * p.grad_plane, p.grad_row, p.height, p.width};
-  tiles.grad.load(grad, place.top, place.left, kConstant, narrow<T>(A(0)));
-  if (partial) tiles.x.load(x, place.top, place.left, p.boundary, narrow<T>(A(p.fill)));
+  tiles.grad.load(grad, place, kConstant, narrow<T>(A(0)));
+  if (partial) tiles.x.load(x, place, p.boundary, narrow<T>(A(p.fill)));
   __syncthreads();
 
-  const int64_t col = place.left + tiles.grad.across() * N;
-  const int rows = col < p.width ? place.rows : 0;  // of this thread
   if (p.out) {
-    T* const out = place.in(p.out, p) + col;
+    T* const out = place.in<N>(p.out, p);
     A w[9], turned[9];
     p.template get_weights<Count>(w);
 #pragma unroll
     for (int i = 0; i < 9; ++i) turned[i] = w[8 - i];
-    tiles.grad.walk([&](int r, const A(&around)[3][N + 2]) {
-      if (r >= rows) return;
+    tiles.grad.walk(place, [&](int r, const T*, const A(&around)[3][N + 2]) {
+      if (r >= place.rows) return;
       store<N>(out + r * p.width, weighted<T, Count, N>(turned, around));
     });
     // For a constant none stands in; the zeros beyond the edges do, unless a weight makes them NaN.
     bool zeros = p.boundary == kConstant;
 #pragma unroll
     for (const A& one : w) zeros = zeros && one - one == A(0);
-    if (!zeros && place.near_edge<Tile>(p)) {
-      const int first = tiles.grad.down() * Tile::kRows;
+    if (!zeros && place.near_edge<N>(p)) {
+      const int64_t col = place.left + place.across * N;
 #pragma unroll 1
-      for (int r = first; r < min(first + Tile::kRows, rows); ++r) {
-        const int64_t row = place.top + r;
+      for (int r = 0; r < place.rows; ++r) {
+        const int64_t row = place.top + place.down * place.shape.rows + r;
         const bool edge_row = row < kEdge || row >= p.height - kEdge;
 #pragma unroll 1
         for (int e = 0; e < N; ++e) {
@@ -291,10 +357,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   if (!partial) return;
 
   A sum[9] = {};
-  tiles.x.walk([&](int r, const A(&around)[3][N + 2]) {
-    if (r >= rows) return;
+  tiles.x.walk(place, [&](int r, const T* p, const A(&around)[3][N + 2]) {
+    if (r >= place.rows) return;
     A passed[N];
-    widen(load_packed<N>(tiles.grad.pixels(r + 1)), passed);
+    widen(load_packed<N>(tiles.grad.pixel + (p - tiles.x.pixel)), passed);
 #pragma unroll
     for (int i = 0; i < 9; ++i) {
       if (!has_place(i, Count)) continue;
