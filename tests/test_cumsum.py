@@ -17,7 +17,7 @@ pytestmark = pytest.mark.sim
 # On a GPU of so many multiprocessors: several trips of a block down a row, chunks of several trips.
 LONG = [
     (2, (3, 20_000), -1),  # a block to a row
-    (2, (1, 80_003), -1),  # chunks
+    (2, (1, 140_003), -1),  # chunks
     (1, (900, 40), 0),  # columns, by vectors
     (1, (900, 41), 0),  # and by elements
     (8, (5000, 5), 0),  # chunks of columns
@@ -31,6 +31,46 @@ def test_blocks_make_several_trips(multiprocessors, shape, dim, reverse, dtype):
     case = (Make(dtype)(*shape), dim, reverse, reverse)
     device = sim.Device(multiprocessors=multiprocessors)
     cases.check_forward(record("cumsum"), case, lambda: sim.active("race", device=device))
+
+
+# Of a thousand multiprocessors few rows never are many.
+FEW, MANY = 1000, 1
+# Vectors of a row; what it takes on which GPU: blocks, threads.
+SWITCHES = [
+    (4, MANY, (1, 128)),  # a thread to a row
+    (5, MANY, (1, 128)),  # two
+    (128, MANY, (1, 128)),  # a warp
+    (129, MANY, (3, 64)),  # a block
+    (1024, FEW, (3, 256)),
+    (2048, FEW, (3, 512)),
+    (2049, MANY, (3, 192)),  # three trips
+    (2049, FEW, (6, 288)),  # a cluster
+]
+
+
+@each_dtype
+@pytest.mark.parametrize(("vectors", "multiprocessors", "size"), SWITCHES)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_row_is_read_once_by_as_many_as_can_hold_it(
+    vectors, multiprocessors, size, reverse, dtype
+):
+    """Also a row that ends, or begins, within a vector, or lies in x otherwise than in y."""
+    op, make, width = record("cumsum"), Make(dtype), 16 // dtype.itemsize
+    whole = vectors * width
+    # Of three rows whose length is no multiple of it the vectors may be one more.
+    ragged = (vectors - 1) * width + 1
+    views = [make(3, whole), make(3, ragged), make(3, whole + 3)[:, 1:-2], make(3 * ragged + 1)[1:]]
+    views[-1] = views[-1].view(3, ragged)
+    for number, x in enumerate(views):
+        case = (x, -1, number % 2 == 0, reverse)
+        device = sim.Device(multiprocessors=multiprocessors)
+        with sim.active("race", device=device, traffic=True) as calls:
+            (y,) = cases.check_forward(op, case)
+        (launch,) = [one for call in calls for one in call.launches]
+        assert (launch.blocks, launch.threads) == size
+        assert launch.bytes_written == y.numel() * y.itemsize
+        if number < 2:  # else neighbours read the same vectors
+            assert launch.bytes_read == x.numel() * x.itemsize
 
 
 @each_device

@@ -2,6 +2,8 @@
 // Prefix sums across threads, in a fixed order. Includes no torch header.
 #pragma once
 
+#include <opforge/async.h>
+#include <opforge/cluster.h>
 #include <opforge/reduce.h>
 
 namespace opforge {
@@ -17,6 +19,19 @@ __device__ __forceinline__ A warp_scan(A value, int width = kWarp, int step = 1)
     if (lane >= step) value += before;
   }
   return value;
+}
+
+// The same of several values; the shuffles of one do not wait for those of another.
+template <class A, int V>
+__device__ __forceinline__ void warp_scan(A (&value)[V], int width) {
+  const int lane = threadIdx.x & (width - 1);
+  for (int step = 1; step < width; step *= 2) {
+#pragma unroll
+    for (int u = 0; u < V; ++u) {
+      const A before = __shfl_up_sync(0xffffffffu, value[u], step, width);
+      if (lane >= step) value[u] += before;
+    }
+  }
 }
 
 // From warp_scan's result, the sum over the lanes before this one.
@@ -45,6 +60,37 @@ __device__ __forceinline__ BlockScan<A> block_scan(A of_warp, int turn) {
   const A scanned = warp_scan(lane < warps ? sums.warp[turn][lane] : A(0));
   const A through = __shfl_sync(0xffffffffu, scanned, max(warp - 1, 0));
   return {warp > 0 ? through : A(0), __shfl_sync(0xffffffffu, scanned, kWarp - 1)};
+}
+
+// The same over the blocks of a cluster, of at most 8. All threads call begin_cluster_scan(), as
+// early as they can, and cluster_before() once.
+template <class A>
+struct ClusterSums {
+  Barrier arrived;
+  A block[8];
+};
+
+template <class A>
+__device__ __forceinline__ void begin_cluster_scan() {
+  if (threadIdx.x == 0) {
+    init(shared<ClusterSums<A>>().arrived, 1);
+    publish_barriers();
+  }
+  cluster_arrive_relaxed();
+}
+
+template <class A>
+__device__ __forceinline__ A cluster_before(A of_block) {
+  ClusterSums<A>& sums = shared<ClusterSums<A>>();
+  const int rank = cluster_rank(), blocks = cluster_size();
+  cluster_wait();
+  if (threadIdx.x == 0) arrive_expecting(sums.arrived, uint32_t(blocks * sizeof(A)));
+  if (int(threadIdx.x) < blocks) send(of_block, sums.block[rank], sums.arrived, threadIdx.x);
+  wait(sums.arrived, 0);
+  A before = 0;
+#pragma unroll 1
+  for (int b = 0; b < rank; ++b) before += sums.block[b];
+  return before;
 }
 
 }  // namespace opforge

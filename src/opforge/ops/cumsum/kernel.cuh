@@ -3,8 +3,9 @@
 //
 // Every block keeps what it scans in registers between its one read and its one write. Threads add
 // up what they hold, scan those sums across the block, and add what came before to each element.
-// Where there are too few rows to fill the GPU each is cut into chunks, whose sums a first launch
-// makes: a second read, in an order that depends on the shape alone.
+// Where there are too few rows to fill the GPU a long one is held by the blocks of a cluster; if
+// these cannot, rows are cut into chunks, whose sums a first launch makes: a second read, in an
+// order that depends on the shape alone.
 #pragma once
 
 #include "columns.cuh"

@@ -2,6 +2,7 @@
 // Running sums of adjacent elements.
 #pragma once
 
+#include <opforge/askew.h>
 #include <opforge/launch.h>
 #include <opforge/layout.h>
 #include <opforge/scan.h>
@@ -11,55 +12,61 @@
 
 namespace opforge {
 
-constexpr int kScanThreads = 512;
-
-// Part of a row in the order of its scan, in vectors: 16-byte ones of y, of which the row's first
-// and last may be partly outside of it. Offsets are in elements from vector 0.
-template <class T>
+// Part of a row in the order of its scan: element i is at address i, or in reverse N - 1 - i, from
+// that of vector 0. Vectors are aligned in y; the row's first and last may be partly outside of it.
+// Rows that are not ragged consist of whole vectors, in x as well.
+template <class T, bool Reverse, bool Ragged>
 struct Chunk {
   static constexpr int N = kVec<T>;
   const T* x;
   T* y;
-  int step;       // from a vector to the next: negative if reverse
-  int vectors;    // 0 for a thread without a row
-  int low, high;  // the row is [low, high), or goes on beyond the chunk
-  bool aligned;   // x, too
+  int vectors;      // 0 for a thread without a row
+  int front, back;  // the row is [front, back), or goes on beyond the chunk
+  bool alike;       // x is aligned as y
 
-  __device__ __forceinline__ bool reverse() const { return step < 0; }
-  __device__ __forceinline__ static void turn(Vec<T, N>& v) {
-#pragma unroll
-    for (int e = 0; e < N / 2; ++e) {
-      const T other = v.value[e];
-      v.value[e] = v.value[N - 1 - e];
-      v.value[N - 1 - e] = other;
-    }
+  __device__ __forceinline__ static int at(int j) { return Reverse ? -j * N : j * N; }
+  __device__ __forceinline__ bool whole(int j) const {
+    return !Ragged || (j * N >= front && (j + 1) * N <= back);
+  }
+  __device__ __forceinline__ bool at_once(int j) const { return !Ragged || (alike && whole(j)); }
+  __device__ __forceinline__ bool has(int j, int e) const {
+    const int i = j * N + (Reverse ? N - 1 - e : e);
+    return i >= front && i < back;
   }
 
-  __device__ __forceinline__ Vec<T, N> load(int j) const {
-    const int at = j * step;
-    Vec<T, N> v;
-    if (aligned && at >= low && at + N <= high) {
-      v = opforge::load<N>(x + at);
-    } else {
+  // Vectors `first`, `first + hop` ...: all that can be under way are, before any is looked at.
+  template <int V>
+  __device__ __forceinline__ void load(int first, int hop, Packed<T, N> (&v)[V]) const {
 #pragma unroll
-      for (int e = 0; e < N; ++e) {
-        v.value[e] = at + e >= low && at + e < high ? x[at + e] : narrow<T>(0.0f);
+    for (int u = 0; u < V; ++u) {
+      const int j = first + u * hop;
+      if (j < vectors && at_once(j)) v[u] = load_packed<N>(x + at(j));
+    }
+    if constexpr (Ragged) {
+#pragma unroll
+      for (int u = 0; u < V; ++u) {
+        const int j = first + u * hop;
+        if (j < vectors && !at_once(j)) v[u] = piecemeal(j);
       }
     }
-    if (reverse()) turn(v);
+  }
+  __device__ __forceinline__ Packed<T, N> piecemeal(int j) const {
+    const T* const from = x + at(j);
+    const int past = misalignment(from), first = j * N - (Reverse ? N - past : past);
+    if (first >= front && first + 2 * N <= back) return Askew<T, N>(from).together();
+    Vec<T, N> v;
+#pragma unroll
+    for (int e = 0; e < N; ++e) v.value[e] = has(j, e) ? from[e] : narrow<T>(0.0f);
     return v;
   }
 
-  __device__ __forceinline__ void store(int j, Vec<T, N> v) const {
-    const int at = j * step;
-    if (reverse()) turn(v);
-    if (at >= low && at + N <= high) {
-      opforge::store<N>(y + at, Packed<T, N>(v));
-    } else {
+  __device__ __forceinline__ void store(int j, const Packed<T, N>& v) const {
+    T* const to = y + at(j);
+    if (whole(j)) return opforge::store<N>(to, v);
+    const Vec<T, N> each = v.unpacked();
 #pragma unroll
-      for (int e = 0; e < N; ++e) {
-        if (at + e >= low && at + e < high) y[at + e] = v.value[e];
-      }
+    for (int e = 0; e < N; ++e) {
+      if (has(j, e)) to[e] = each.value[e];
     }
   }
 };
@@ -74,138 +81,221 @@ struct RowScan {
   int group;   // threads to a chunk: a power of two up to a warp, or the block
   bool exclusive, reverse;
 
-  __device__ __forceinline__ Chunk<T> chunk(int64_t row, int c) const {
+  bool ragged() const {
     constexpr int N = kVec<T>;
-    const int missing = int(row * length % N);
+    return length % N != 0 || misalignment(x) != 0 || (rows > 1 && row_stride % N != 0);
+  }
+
+  template <bool Reverse, bool Ragged>
+  __device__ __forceinline__ Chunk<T, Reverse, Ragged> chunk(int64_t row, int c) const {
+    constexpr int N = kVec<T>;
+    const int missing = Ragged ? int(row * length % N) : 0;
     const int64_t vectors = (missing + length + N - 1) / N, begin = int64_t(c) * piece;
-    const int64_t at = (reverse ? vectors - 1 - begin : begin) * N - missing;
+    const int64_t at = (Reverse ? vectors - 1 - begin : begin) * N - missing;
+    const int64_t front = (Reverse ? vectors * N - missing - length : missing) - begin * N;
+    const int64_t most = int64_t(piece + 2) * N;
     const T* const from = x + row * row_stride + at;
-    const int64_t most = int64_t(piece + 1) * N;
     return {from,
             y + row * length + at,
-            reverse ? -N : N,
             int(min(int64_t(piece), vectors - begin)),
-            int(max(-at, -most)),
-            int(min(length - at, most)),
-            reinterpret_cast<uintptr_t>(from) % 16 == 0};
+            int(max(front, -most)),
+            int(min(front + length, most)),
+            misalignment(from) == 0};
   }
 };
 
-template <class T>
-__device__ __forceinline__ compute_t<T> sum_of(const Vec<T, kVec<T>>& v) {
-  compute_t<T> sum = 0;
+template <bool Reverse, class T>
+__device__ __forceinline__ compute_t<T> sum_of(const Packed<T, kVec<T>>& packed) {
+  compute_t<T> v[kVec<T>], sum = 0;
+  widen(packed, v);
 #pragma unroll
-  for (int e = 0; e < kVec<T>; ++e) sum += widen(v.value[e]);
+  for (int e = 0; e < kVec<T>; ++e) sum += v[Reverse ? kVec<T> - 1 - e : e];
   return sum;
 }
 
-// Replaces each element by the sum up to it.
-template <class T>
-__device__ __forceinline__ void in_turn(Vec<T, kVec<T>>& v, compute_t<T> running, bool exclusive) {
+// Each element replaced by the sum up to it.
+template <bool Reverse, class T>
+__device__ __forceinline__ Packed<T, kVec<T>> in_turn(const Packed<T, kVec<T>>& packed,
+                                                      compute_t<T> running, bool exclusive) {
+  compute_t<T> v[kVec<T>];
+  widen(packed, v);
 #pragma unroll
-  for (int e = 0; e < kVec<T>; ++e) {
-    const compute_t<T> next = running + widen(v.value[e]);
-    v.value[e] = narrow<T>(exclusive ? running : next);
+  for (int i = 0; i < kVec<T>; ++i) {
+    compute_t<T>& one = v[Reverse ? kVec<T> - 1 - i : i];
+    const compute_t<T> next = running + one;
+    one = exclusive ? running : next;
     running = next;
   }
+  return narrow<T>(v);
 }
 
-// V vectors to a thread: those of a warp lie together, a lane has every 32nd.
-template <class T, int V>
-__global__ void __launch_bounds__(kScanThreads, 2)
+// How a chunk is held: so many vectors to a thread of a block of so many threads at most, so many
+// blocks of which must have enough registers at once; ragged rows and doubles take more of them. In
+// parts: the threads hold some of it, and have the next part under way while they scan one.
+template <int Vectors, int Threads, int Blocks, int FewerBlocks, bool Parts>
+struct ScanHold {
+  static constexpr int kVectors = Vectors, kThreads = Threads;
+  template <class T, bool Ragged>
+  static constexpr int blocks() {
+    return Ragged || sizeof(T) == 8 ? FewerBlocks : Blocks;
+  }
+  static constexpr bool kParts = Parts;
+};
+using ScanWhole = ScanHold<4, 512, 3, 2, false>;
+using ScanParts = ScanHold<4, 256, 4, 3, true>;
+
+// The vectors of a warp lie together, a lane has every 32nd. The chunks of a row that are held
+// whole are blocks of a cluster; otherwise there are `sums` of them.
+template <class T, class Hold, bool Reverse, bool Ragged>
+__global__ void __launch_bounds__(Hold::kThreads, Hold::template blocks<T, Ragged>())
     scan_rows(const RowScan<T> p, const compute_t<T>* sums) {
   using A = compute_t<T>;
-  const int lanes = min(p.group, kWarp), lane = threadIdx.x & (lanes - 1);
-  // What row_sums read last is in the caches still.
-  const int64_t block = p.chunks > 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-  const int64_t which = block * (blockDim.x / unsigned(p.group)) + threadIdx.x / unsigned(p.group);
-  const bool exists = which < p.rows * p.chunks;
-  const int64_t row = !exists ? 0 : p.chunks == 1 ? which : which / p.chunks;
-  const int chunk = exists ? int(which - row * p.chunks) : 0;
-  Chunk<T> part = p.chunk(row, chunk);
-  if (!exists) part.vectors = 0;
+  constexpr int V = Hold::kVectors;
+  constexpr bool kParts = Hold::kParts;
+  const bool alone = kParts || p.group > kWarp;  // a block has one chunk
+  const int lanes = alone ? kWarp : p.group, lane = threadIdx.x & (lanes - 1);
+  int64_t row;
+  int chunk = 0;
+  if (alone) {
+    // What row_sums read last is in the caches still.
+    const unsigned block = kParts && p.chunks > 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    row = p.chunks == 1 ? block : block / unsigned(p.chunks);
+    chunk = int(block - row * p.chunks);
+  } else {
+    const int shift = __ffs(p.group) - 1;
+    row = int64_t(blockIdx.x) * (blockDim.x >> shift) + (threadIdx.x >> shift);
+  }
+  auto part = p.template chunk<Reverse, Ragged>(row, chunk);
+  if (row >= p.rows) part.vectors = 0;
+  int mine = (alone ? threadIdx.x / kWarp * kWarp * V : 0) + lane;
+  Packed<T, kVec<T>> v[V];
+  part.load(mine, lanes, v);
 
   A carry = 0;
   if (p.chunks > 1) {
-    await_previous();
-    for (int c = threadIdx.x; c < chunk; c += blockDim.x) carry += sums[row * p.chunks + c];
-    carry = group_sum(carry, p.group);
+    if constexpr (kParts) {
+      await_previous();
+      for (int c = threadIdx.x; c < chunk; c += blockDim.x) carry += sums[row * p.chunks + c];
+      carry = group_sum(carry, p.group);
+    } else {
+      begin_cluster_scan<A>();
+    }
   }
-  int turn = 0;
-  int mine = (p.group > kWarp ? threadIdx.x / kWarp * kWarp * V : 0) + lane;
-  for (int tile = 0; tile < p.piece; tile += p.group * V, mine += p.group * V, turn ^= 1) {
-    Vec<T, kVec<T>> v[V];
+  for (int done = 0, turn = 0; done < p.piece; done += p.group * V, turn ^= 1) {
+    Packed<T, kVec<T>> next[V];
+    if constexpr (kParts) part.load(mine + p.group * V, lanes, next);
     A before[V], sum = 0;
 #pragma unroll
     for (int u = 0; u < V; ++u) {
-      if (mine + u * lanes < part.vectors) v[u] = part.load(mine + u * lanes);
+      before[u] = mine + u * lanes < part.vectors ? sum_of<Reverse>(v[u]) : A(0);
     }
+    warp_scan(before, lanes);
 #pragma unroll
     for (int u = 0; u < V; ++u) {
-      const A scanned = warp_scan(mine + u * lanes < part.vectors ? sum_of<T>(v[u]) : A(0), lanes);
-      before[u] = sum + warp_before(scanned, lanes);
-      sum += __shfl_sync(0xffffffffu, scanned, lanes - 1, lanes);
+      const A through = __shfl_sync(0xffffffffu, before[u], lanes - 1, lanes);
+      before[u] = sum + warp_before(before[u], lanes);
+      sum += through;
     }
     A start = carry;
-    if (p.group > kWarp) {
+    if (alone) {
       const BlockScan<A> block = block_scan(sum, turn);
       start += block.before;
       carry += block.total;
+      if (!kParts && p.chunks > 1) start += cluster_before(block.total);
     }
 #pragma unroll
     for (int u = 0; u < V; ++u) {
-      if (mine + u * lanes < part.vectors) {
-        in_turn<T>(v[u], start + before[u], p.exclusive);
-        part.store(mine + u * lanes, v[u]);
-      }
+      const int j = mine + u * lanes;
+      if (j < part.vectors) part.store(j, in_turn<Reverse>(v[u], start + before[u], p.exclusive));
+    }
+    if constexpr (kParts) {
+      mine += p.group * V;
+#pragma unroll
+      for (int u = 0; u < V; ++u) v[u] = next[u];
+    } else {
+      break;
     }
   }
 }
 
 template <class T>
-__global__ void __launch_bounds__(kScanThreads) row_sums(const RowScan<T> p, compute_t<T>* sums) {
+__global__ void __launch_bounds__(512) row_sums(const RowScan<T> p, compute_t<T>* sums) {
   const int64_t row = blockIdx.x / unsigned(p.chunks);
-  const Chunk<T> part = p.chunk(row, int(blockIdx.x - row * p.chunks));
+  const int chunk = int(blockIdx.x - row * p.chunks);
   compute_t<T> sum = 0;
-#pragma unroll 4
-  for (int j = threadIdx.x; j < part.vectors; j += blockDim.x) sum += sum_of<T>(part.load(j));
+  const auto add = [&](const auto& part) {
+    constexpr int V = 4;
+    for (int j = threadIdx.x; j < part.vectors; j += V * blockDim.x) {
+      Packed<T, kVec<T>> v[V];
+      part.load(j, blockDim.x, v);
+#pragma unroll
+      for (int u = 0; u < V; ++u) {
+        if (j + u * int(blockDim.x) < part.vectors) sum += sum_of<false>(v[u]);
+      }
+    }
+  };
+  if (p.reverse) {
+    add(p.template chunk<true, true>(row, chunk));
+  } else {
+    add(p.template chunk<false, true>(row, chunk));
+  }
   release_next();
   sum = group_sum(sum, p.group);
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
+template <class Hold, class T>
+void scan_held(const RowScan<T>& p, int block, cudaStream_t stream,
+               const compute_t<T>* sums = nullptr) {
+  const dim3 grid(unsigned(ceil_div(p.rows * p.chunks, block / p.group)));
+  const auto run = [&](auto* kernel) {
+    const int cluster = Hold::kParts ? 1 : p.chunks;
+    launch(kernel, {grid, dim3(block), stream, 0, sums != nullptr, cluster}, p, sums);
+  };
+  if (p.ragged()) {
+    run(p.reverse ? scan_rows<T, Hold, true, true> : scan_rows<T, Hold, false, true>);
+  } else {
+    run(p.reverse ? scan_rows<T, Hold, true, false> : scan_rows<T, Hold, false, false>);
+  }
+}
+
 // `workspace(n)` gives memory for n sums.
 template <class T, class Workspace>
 void cumsum_rows(RowScan<T> p, cudaStream_t stream, const Workspace& workspace) {
-  constexpr int V = 4;
+  constexpr int V = ScanWhole::kVectors, kBlockHolds = ScanWhole::kThreads * V;
+  static_assert(V == ScanParts::kVectors);
   const bool shifted = p.rows > 1 && p.length % kVec<T> != 0;
   const int64_t vectors = ceil_div(p.length + (shifted ? kVec<T> - 1 : 0), kVec<T>);
+  const auto threads = [](int64_t own) { return int(ceil_div(own, V * kWarp)) * kWarp; };
   p.chunks = 1;
   p.piece = int(vectors);
   if (vectors <= kWarp * V) {  // several rows to a block
-    const bool one = vectors < 16;
     p.group = 1;
-    while (p.group * (one ? 1 : V) < vectors) p.group *= 2;
-    const int block = 256;
-    const dim3 grid(unsigned(ceil_div(p.rows, block / p.group)));
-    launch(one ? scan_rows<T, 1> : scan_rows<T, V>, {grid, dim3(block), stream}, p, nullptr);
-    return;
+    while (p.group * V < vectors) p.group *= 2;
+    return scan_held<ScanWhole>(p, 128, stream);
+  }
+  if (vectors <= kBlockHolds) {  // a block to a row
+    p.group = threads(vectors);
+    return scan_held<ScanWhole>(p, p.group, stream);
   }
   const int64_t wanted = 2 * multiprocessors() / p.rows;
-  if (wanted < 4 || vectors <= kScanThreads * V / 2) {  // a block to a row, its trips equally long
-    const int64_t trips = ceil_div(vectors, kScanThreads * V);
-    p.group = int(ceil_div(ceil_div(vectors, trips * V), kWarp)) * kWarp;
-    launch(scan_rows<T, V>, {dim3(unsigned(p.rows)), dim3(p.group), stream}, p, nullptr);
-    return;
+  if (wanted < 4) {  // the same, its trips equally long
+    const int64_t trips = ceil_div(vectors, ScanParts::kThreads * V);
+    p.group = threads(ceil_div(vectors, trips));
+    return scan_held<ScanParts>(p, p.group, stream);
+  }
+  if (vectors <= 8 * kBlockHolds && can_cluster(scan_rows<T, ScanWhole, false, false>)) {
+    while (p.chunks * kBlockHolds < vectors) p.chunks *= 2;
+    p.piece = int(ceil_div(vectors, p.chunks));
+    p.group = threads(p.piece);
+    return scan_held<ScanWhole>(p, p.group, stream);
   }
   p.piece = int(std::max<int64_t>(ceil_div(vectors, wanted), 128 * V));
   p.chunks = int(ceil_div(vectors, p.piece));
-  p.group = 128;
-  while (p.group < kScanThreads && p.group * V < p.piece) p.group *= 2;
-  const dim3 grid(unsigned(p.rows * p.chunks));
+  p.group = std::min(ScanParts::kThreads, threads(p.piece));
   compute_t<T>* const sums = workspace(p.rows * p.chunks);
-  launch(row_sums<T>, {grid, dim3(p.group), stream}, p, sums);
-  launch(scan_rows<T, V>, {grid, dim3(p.group), stream, 0, true}, p, sums);
+  launch(row_sums<T>, {dim3(unsigned(p.rows * p.chunks)), dim3(p.group), stream}, p, sums);
+  scan_held<ScanParts>(p, p.group, stream, sums);
 }
 
 }  // namespace opforge
