@@ -16,7 +16,8 @@ pytestmark = pytest.mark.sim
 
 # On a GPU of so many multiprocessors: several trips of a block down a row, chunks of several trips.
 LONG = [
-    (2, (3, 20_000), -1),  # a block to a row
+    (2, (3, 20_001), -1),  # a block to a row
+    (2, (3, 140_000), -1),  # that no cluster holds, either
     (2, (1, 140_003), -1),  # chunks
     (1, (900, 40), 0),  # columns, by vectors
     (1, (900, 41), 0),  # and by elements
@@ -35,24 +36,24 @@ def test_blocks_make_several_trips(multiprocessors, shape, dim, reverse, dtype):
 
 # Of a thousand multiprocessors few rows never are many.
 FEW, MANY = 1000, 1
-# Vectors of a row; what it takes on which GPU: blocks, threads.
+# Vectors of a row; what it takes on which GPU: blocks, threads; and if it is ragged.
 SWITCHES = [
-    (4, MANY, (1, 128)),  # a thread to a row
-    (5, MANY, (1, 128)),  # two
-    (128, MANY, (1, 128)),  # a warp
-    (129, MANY, (3, 64)),  # a block
-    (1024, FEW, (3, 256)),
-    (2048, FEW, (3, 512)),
-    (2049, MANY, (3, 192)),  # three trips
-    (2049, FEW, (6, 288)),  # a cluster
+    (4, MANY, (1, 128), (1, 128)),  # a thread to a row
+    (5, MANY, (1, 128), (1, 128)),  # two
+    (128, MANY, (1, 128), (1, 128)),  # a warp
+    (129, MANY, (3, 64), (3, 64)),  # a block
+    (1024, FEW, (3, 256), (3, 256)),
+    (2048, FEW, (3, 512), (3, 512)),
+    (2049, MANY, (6, 288), (3, 192)),  # a cluster, or a block that makes three trips
+    (2049, FEW, (6, 288), (6, 288)),
 ]
 
 
 @each_dtype
-@pytest.mark.parametrize(("vectors", "multiprocessors", "size"), SWITCHES)
+@pytest.mark.parametrize(("vectors", "multiprocessors", "size", "ragged_size"), SWITCHES)
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_row_is_read_once_by_as_many_as_can_hold_it(
-    vectors, multiprocessors, size, reverse, dtype
+    vectors, multiprocessors, size, ragged_size, reverse, dtype
 ):
     """Also a row that ends, or begins, within a vector, or lies in x otherwise than in y."""
     op, make, width = record("cumsum"), Make(dtype), 16 // dtype.itemsize
@@ -67,7 +68,7 @@ def test_a_row_is_read_once_by_as_many_as_can_hold_it(
         with sim.active("race", device=device, traffic=True) as calls:
             (y,) = cases.check_forward(op, case)
         (launch,) = [one for call in calls for one in call.launches]
-        assert (launch.blocks, launch.threads) == size
+        assert (launch.blocks, launch.threads) == (ragged_size if number else size)
         assert launch.bytes_written == y.numel() * y.itemsize
         if number < 2:  # else neighbours read the same vectors
             assert launch.bytes_read == x.numel() * x.itemsize

@@ -63,9 +63,10 @@ struct Place {
   bool busy;                 // are where the last one is, and do nothing
   int rows;                  // of the thread that the image has
 
-  template <int N, class T>
+  template <class Tile, class T>
   __device__ __forceinline__ static Place of(const StencilParams<T>& p) {
-    const Shape shape = p.shape;
+    constexpr int N = Tile::N;
+    const Shape shape = Tile::kAnyShape ? p.shape : Tile::usual();
     const uint32_t rest = blockIdx.x / p.tiles_across, plane = rest / p.tiles_down;
     const int64_t top = int64_t(rest - plane * p.tiles_down) * shape.height();
     const int64_t left = int64_t(blockIdx.x - rest * p.tiles_across) * (shape.across * N);
@@ -99,7 +100,9 @@ struct Place {
 
 // A thread has N neighbouring pixels, one 16-byte vector (or one pixel where rows are not aligned),
 // in several rows, one below the other. kAcross and kRows are those of a tile inside of a large
-// image; choose() makes other shapes of it, which take no more memory.
+// image; choose() makes other shapes of it, which take no more memory. Not where a thread has one
+// pixel at a time: what it takes to find the next one counts then, and is less if the compiler
+// knows the shape.
 template <class T_, int N_, int kAcross_, int kRows_, int kThreads_, int kBlocks_>
 struct Tile {
   using T = T_;
@@ -111,6 +114,7 @@ struct Tile {
   static constexpr int kRim = N == 1 ? 2 : N;
   static constexpr int kRoom = (kDown * kRows + 2) * (kAcross * N + kRim);
   static constexpr int kTrips = kRows + 1;  // the rows of a thread, and its part of the rim
+  static constexpr bool kAnyShape = N > 1;
 
   using Piece = std::conditional_t<N == 1, T, uint4>;  // to be moved: a Vec is taken apart
 
@@ -119,13 +123,14 @@ struct Tile {
 
   alignas(16) T pixel[kRim + kRoom];
 
+  OPFORGE_HOST_DEVICE static constexpr Shape usual() { return {kAcross, kDown, kRows}; }
+
   // The shape for images of so many rows and pieces of N columns: threads beside or below an image
   // have nothing to do. It follows the sizes alone, as the order of additions must.
   static Shape choose(int64_t height, int64_t pieces, int64_t images) {
     // So few tiles are no more than a launch, in whatever shape.
-    if (images * ceil_div(height, kDown * kRows) * ceil_div(pieces, kAcross) <= 8) {
-      return {kAcross, kDown, kRows};
-    }
+    const int64_t tiles = images * ceil_div(height, kDown * kRows) * ceil_div(pieces, kAcross);
+    if (!kAnyShape || tiles <= 8) return usual();
     // As many tiles side by side as wide ones would be, but of the same width: what that leaves of
     // the threads goes below. Few rows leave some, too: they go to the side.
     const int64_t width = ceil_div(pieces, ceil_div(pieces, kAcross));
@@ -283,7 +288,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   using A = compute_t<T>;
   constexpr int N = Tile::N;
   Tile& tile = shared<Tile>();
-  const Place place = Place::of<N>(p);
+  const Place place = Place::of<Tile>(p);
   const Image<T> x{p.x + place.plane * p.x_plane, p.x_row, p.height, p.width};
   tile.load(x, place, p.boundary, narrow<T>(A(p.fill)));
   A w[9];
@@ -318,7 +323,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBackwardBlocks)
   };
   Memory& memory = shared<Memory>();
   Tiles& tiles = memory.tiles;
-  const Place place = Place::of<N>(p);
+  const Place place = Place::of<Tile>(p);
   const Image<T> x{p.x + place.plane * p.x_plane, p.x_row, p.height, p.width};
   const Image<T> grad{p.grad + place.plane * p.grad_plane, p.grad_row, p.height, p.width};
   tiles.grad.load(grad, place, kConstant, narrow<T>(A(0)));
