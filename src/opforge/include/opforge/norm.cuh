@@ -180,11 +180,11 @@ struct NormForward {
   static constexpr bool kMuchBeside = (Centered ? 2 : 1) * sizeof(W) > 2 * sizeof(T);
   using Usual = HoldUsual<(kDropout || kMuchBeside ? 1 : 2)>;
   using Lean = std::conditional_t<Centered, Usual, Hold<2, 512, 4, 1>>;
-  using Short = std::conditional_t<kExtras, Hold<2, 512, 3, 2>, Lean>;
+  using Short = std::conditional_t<kExtras, HoldLittle, Lean>;
   using Long = std::conditional_t<kExtras || Centered, Usual, Hold<4, 512, 3, 1>>;
   template <bool Ragged>
   using Holds = std::conditional_t<Ragged || kDropout || !std::is_same_v<T, W>, Holdings<Usual>,
-                                   Holdings<Short, Usual, Long>>;
+                                   Holdings<Short, Usual, Long, HoldLittle>>;
 
   template <int N>
   struct Loaded {

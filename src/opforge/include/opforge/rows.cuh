@@ -29,6 +29,7 @@ constexpr int kRowThreads = 512;  // most of a block, before a row is spread ove
 constexpr int kRowBlock = 128;    // threads of a block of short rows
 constexpr int kMaxCluster = 8;
 constexpr int kManyRows = 64;  // with fewer a multiprocessor has no second one to work on
+constexpr int64_t kFewVectors = 1 << 18;  // of all rows: no multiprocessor has many threads
 
 // How a row is held: so many vectors to a thread (0: not at all), of a block of so many threads at
 // most; so many such blocks must have enough registers at once. Beside: vectors of what else a
@@ -40,11 +41,15 @@ struct Hold {
 template <int Beside>
 using HoldUsual = Hold<kHeld, 576, 2, Beside>;
 using HoldNothing = Hold<0, 576, 2, 1>;
+// Half as much to a thread, and twice the threads: faster where there is little to do.
+using HoldLittle = Hold<2, 512, 3, 2>;
 
-// What a visitor chooses for rows of up to 1024 vectors, up to 1536, and for many that are longer.
-template <class Short, class Middle = Short, class Long = Middle>
+// What a visitor chooses for rows of up to 1024 vectors (and if these are few), up to 1536, and for
+// many that are longer.
+template <class Short, class Middle = Short, class Long = Middle, class Few = Short>
 struct Holdings {
   using OfShort = Short;
+  using OfFew = Few;
   using OfMiddle = Middle;
   using OfLong = Long;
 };
@@ -347,6 +352,9 @@ void map_rows(int64_t rows, int64_t cols, bool ragged, const Visitor& visitor,
       }
     };
     const int64_t vectors = ceil_div(cols, N);
+    if (vectors <= 1024 && rows * vectors <= kFewVectors) {
+      return hold(static_cast<typename Holds::OfFew*>(nullptr));
+    }
     if (vectors <= 1024) return hold(static_cast<typename Holds::OfShort*>(nullptr));
     if (vectors <= 1536 || rows < kManyRows) {
       return hold(static_cast<typename Holds::OfMiddle*>(nullptr));

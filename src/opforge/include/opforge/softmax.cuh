@@ -369,7 +369,7 @@ struct SoftmaxForward : NothingBeside, HeldAsUsual {
 
 // dx = scale * y * (dy - sum(dy * y)), or scale * (dy - exp(y) * sum(dy)) of the logarithm.
 template <class T, bool Log, bool Hides>
-struct SoftmaxBackward : NothingBeside, HeldAsUsual {
+struct SoftmaxBackward : NothingBeside {
   using Element = T;
   using A = compute_t<T>;
   static constexpr bool kLong = Hides;
@@ -378,6 +378,10 @@ struct SoftmaxBackward : NothingBeside, HeldAsUsual {
   Causal causal;
   A scale;
   int64_t cols;
+
+  template <bool Ragged>
+  using Holds = std::conditional_t<Ragged || Hides, Holdings<HoldUsual<2>>,
+                                   Holdings<HoldUsual<2>, HoldUsual<2>, HoldUsual<2>, HoldLittle>>;
 
   struct Cursor {
     int64_t row;
