@@ -6,6 +6,7 @@
 
 #include <opforge/norm_long.cuh>
 #include <opforge/norm_stream.cuh>
+#include <utility>
 
 namespace opforge {
 
@@ -309,10 +310,17 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
         const Tensor of_pieces = empty(shape, wide, like);
         auto* const dots = reinterpret_cast<Dots<A, true>*>(mutable_data<A>(of_pieces));
         Config config{dim3(unsigned(rows * pieces)), dim3(kRowThreads), stream};
-        launch(norm_backward_dots<T, Centered>, config, p, pieces, dots);
+        T *grad_weight = nullptr, *grad_bias = nullptr;
+        const bool alike =
+            dtype_code(out.weight) == dtype_code(like) && dtype_code(out.bias) == dtype_code(like);
+        if (rows == 1 && alike) {  // nothing to add up
+          if (std::exchange(p.weight_sums, nullptr)) grad_weight = mutable_data<T>(out.weight);
+          if (std::exchange(p.bias_sums, nullptr)) grad_bias = mutable_data<T>(out.bias);
+        }
+        launch(norm_backward_dots<T, Centered>, config, p, pieces, dots, grad_weight, grad_bias);
         config.overlap_previous = true;
         launch(norm_backward_piece<T, Centered>, config, p, pieces, dots);
-        if (rows > 1) {
+        if (p.weight_sums != nullptr || p.bias_sums != nullptr) {
           const dim3 grid(unsigned(ceil_div(cols, 256)));
           launch(norm_backward_column<T>, {grid, dim3(256), stream}, p);
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradients of norms of rows that are too long for norm_backward.cuh. Blocks take a piece of a
 // row each, element by element: first what it adds to the row's sums, then its gradients; a thread
-// goes down each column, unless there is one row. Includes no torch header.
+// goes down each column. Includes no torch header.
 #pragma once
 
 #include <opforge/norm_backward.cuh>
@@ -74,9 +74,11 @@ struct LongPiece {
   }
 };
 
+// Also the gradients of parameters that are like x, if there is one row.
 template <class T, bool Centered>
 __global__ void __launch_bounds__(kRowThreads)
-    norm_backward_dots(const NormBackward<T> p, int pieces, Dots<compute_t<T>, true>* dots) {
+    norm_backward_dots(const NormBackward<T> p, int pieces, Dots<compute_t<T>, true>* dots,
+                       T* grad_weight, T* grad_bias) {
   using A = compute_t<T>;
   const LongPiece piece(p.plan.cols, pieces);
   const LongRow<T> at{p, piece.row};
@@ -86,9 +88,8 @@ __global__ void __launch_bounds__(kRowThreads)
     const A normed = (at.value(col) - mean) * rstd, passed = at.gradient(col, normed);
     const A grad = passed * at.scale(col);
     total += {grad * normed, Centered ? grad : A(0)};
-    if (p.plan.rows > 1) continue;
-    if (p.weight_sums != nullptr) p.weight_sums[col] = passed * normed;
-    if (p.bias_sums != nullptr) p.bias_sums[col] = passed;
+    if (grad_weight != nullptr) grad_weight[col] = narrow<T>(passed * normed);
+    if (grad_bias != nullptr) grad_bias[col] = narrow<T>(passed);
   }
   release_next();
   total = row_total(p.plan, total);
