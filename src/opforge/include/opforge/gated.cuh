@@ -98,10 +98,15 @@ __device__ __forceinline__ void make_gated(const GatedParams<T, Outputs, Inputs,
   for (int k = 0; k < Outputs; ++k) store<N>(p.out[k] + at[k], narrow<T>(y[k]));
 }
 
-// Of one dimension, operands are dense; of two, rows, such as the halves of packed ones. Then all
-// 2048 threads of a multiprocessor are to fit, see elementwise.cuh.
+// Whether all 2048 threads of a multiprocessor are to fit, see elementwise.cuh: not if that takes
+// registers away which are then kept in memory, as of gelu's gradient at float16.
+template <class F, int Rank, class T, class Index>
+constexpr bool kAllThreads = Rank > 0 && sizeof(Index) == 4 && sizeof(T) < 8 &&
+                             !std::is_same_v<F, GatedBackward<Gelu<half>>>;
+
+// Of one dimension, operands are dense; of two, rows, such as the halves of packed ones.
 template <int Rank, class T, int Outputs, int Inputs, class Index, class F>
-__global__ void __launch_bounds__(1024, Rank > 0 && sizeof(Index) == 4 && sizeof(T) < 8 ? 2 : 1)
+__global__ void __launch_bounds__(1024, kAllThreads<F, Rank, T, Index> ? 2 : 1)
     gated_vectors(const GatedParams<T, Outputs, Inputs, Index> p, const F f) {
   constexpr int N = kVec<T>;
   const Index first = (Index(blockIdx.x) * blockDim.x + threadIdx.x) * N;

@@ -236,7 +236,8 @@ struct Tile {
     const T* p = line(place.down * place.shape.rows, place.shape) + place.across * N;
     read(p, place, around[0]);
     read(p += pitch, place, around[1]);
-#pragma unroll 3  // as many as `around` has: none is moved
+    constexpr int kUnroll = kAnyShape ? 3 : kRows;  // 3, as many as `around` has: none is moved
+#pragma unroll kUnroll
     for (int r = 0; r < place.shape.rows; ++r) {
       const T* const here = p;
       read(p += pitch, place, around[2]);
