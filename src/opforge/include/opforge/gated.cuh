@@ -18,6 +18,7 @@
 #include <opforge/vec.h>
 
 #include <array>
+#include <opforge/activations.cuh>
 #include <type_traits>
 
 namespace opforge {
