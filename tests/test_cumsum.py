@@ -75,6 +75,15 @@ def test_a_row_is_read_once_by_as_many_as_can_hold_it(
 
 
 @each_device
+@pytest.mark.parametrize("shape", [(), (1, 1), (1, 40), (40, 1)], ids=str)
+def test_the_sum_of_one_number_has_no_negative_zero(device, shape):
+    """As that of several, which begin at 0."""
+    x = torch.full(shape, -0.0, device=device)
+    for dim in range(-max(len(shape), 1), 0):
+        assert not torch.signbit(opforge.cumsum(x, dim)).any()
+
+
+@each_device
 def test_options(device):
     x = torch.tensor([[1.0, 2.0, 4.0], [8.0, 16.0, 32.0]], device=device)
     assert opforge.cumsum(x).tolist() == [[1, 3, 7], [8, 24, 56]]

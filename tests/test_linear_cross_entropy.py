@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import opforge
-from opforge.losses import rows_at_once
+from opforge.losses import in_reach, rows_at_once
 
 each_reduction = pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 
@@ -307,3 +307,10 @@ def test_a_record_that_is_composed_composes_its_backward():
     )
     with pytest.raises(RecordError, match="half_composed is composed, but its backward is not"):
         register(half)
+
+
+def test_strides_beyond_32_bits_do_not_reach_a_product():
+    """Nor does that of one row, which does not count, and which contiguous() would leave."""
+    near = torch.zeros(2, 5)
+    assert in_reach(near) is near
+    assert in_reach(torch.empty_strided((1, 5), (2**32, 1))).stride() == (5, 1)

@@ -265,16 +265,18 @@ def test_one_kernel_for_rows_that_begin_within_a_sector():
     assert torch.equal(y, x.float().sum(0).to(torch.bfloat16))
 
 
-@pytest.mark.parametrize("name", ["layer_norm", "rms_norm", "softmax"])
-def test_few_rows_have_two_vectors_to_a_thread(name):
-    """Of many, four: then a multiprocessor has several rows to work on."""
-    x = Make(torch.bfloat16, requires_grad=True)(3, 4096)
-    norm = {"layer_norm": 2, "rms_norm": 1}.get(name, 0)
-    with sim.active("race", traffic=True) as calls:
-        y = getattr(opforge, name)(x, *(torch.ones_like(x[0]) for _ in range(norm)))
-        y.sum().backward()
-    launches = [one for call in calls for one in call.launches if one.kernel == "map_rows"]
-    assert launches[0 if norm else -1].threads == 256
+@pytest.mark.parametrize(("rows", "threads"), [(3, 512), (257, 256)])
+def test_few_rows_have_two_vectors_to_a_thread_and_many_four(rows, threads):
+    x = Make()(rows, 4096)
+    weight, bias = torch.ones(4096), torch.zeros(4096)
+    with sim.active("race", traffic=True) as norm:
+        y = opforge.layer_norm(x, weight, bias)
+    torch.testing.assert_close(y, torch.nn.functional.layer_norm(x, (4096,), weight, bias))
+    with sim.active("race", traffic=True) as softmax:
+        opforge.softmax(x.requires_grad_()).sum().backward()
+    for calls in norm, softmax:
+        assert calls[-1].launches[-1].kernel == "map_rows"
+        assert calls[-1].launches[-1].threads == threads
 
 
 class TestTraffic:

@@ -65,7 +65,9 @@ def check_labels(name: str, target: Tensor, classes: int, ignore_index: int) -> 
 
 def in_reach(matrix: Tensor) -> Tensor:
     """Itself, or a copy: torch's products refuse strides beyond 32 bits or make wild pointers."""
-    return matrix if max(matrix.stride()) < 2**31 else matrix.contiguous()
+    if max(matrix.stride()) < 2**31:
+        return matrix
+    return matrix.clone(memory_format=torch.contiguous_format)
 
 
 def in_chunks(

@@ -6,7 +6,6 @@
 
 #include <opforge/norm_long.cuh>
 #include <opforge/norm_stream.cuh>
-#include <utility>
 
 namespace opforge {
 
@@ -302,7 +301,17 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
       constexpr int kRows = kAbreast<T, Centered, W>;
       if (!plan_backward(rows, cols, kRows, false, contiguous, p) &&
           !(can_cluster(kernel) && plan_backward(rows, cols, kRows, true, contiguous, p))) {
-        make_sums();
+        // Of one row there is nothing to add up.
+        const bool alike =
+            dtype_code(out.weight) == dtype_code(like) && dtype_code(out.bias) == dtype_code(like);
+        T *grad_weight = nullptr, *grad_bias = nullptr;
+        p.weight_sums = p.bias_sums = nullptr;
+        if (rows > 1 || !alike) {
+          make_sums();
+        } else {
+          if (saved.weight) grad_weight = mutable_data<T>(out.weight);
+          if (Centered && saved.bias) grad_bias = mutable_data<T>(out.bias);
+        }
         p.plan = {rows, cols, kRowThreads, 1, kRowThreads, false};
         const int pieces = long_pieces(cols);
         OPFORGE_CHECK(rows * pieces < int64_t(1) << 31, name, "_backward: x has too many rows");
@@ -310,13 +319,6 @@ NormGradients norm_backward(const char* name, const Tensor& grad_y,
         const Tensor of_pieces = empty(shape, wide, like);
         auto* const dots = reinterpret_cast<Dots<A, true>*>(mutable_data<A>(of_pieces));
         Config config{dim3(unsigned(rows * pieces)), dim3(kRowThreads), stream};
-        T *grad_weight = nullptr, *grad_bias = nullptr;
-        const bool alike =
-            dtype_code(out.weight) == dtype_code(like) && dtype_code(out.bias) == dtype_code(like);
-        if (rows == 1 && alike) {  // nothing to add up
-          if (std::exchange(p.weight_sums, nullptr)) grad_weight = mutable_data<T>(out.weight);
-          if (std::exchange(p.bias_sums, nullptr)) grad_bias = mutable_data<T>(out.bias);
-        }
         launch(norm_backward_dots<T, Centered>, config, p, pieces, dots, grad_weight, grad_bias);
         config.overlap_previous = true;
         launch(norm_backward_piece<T, Centered>, config, p, pieces, dots);

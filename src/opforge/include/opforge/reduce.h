@@ -66,8 +66,8 @@ __device__ __forceinline__ float warp_max(float value) {
 #endif
 }
 
-// The sum over each group of `width` threads (a power of two; all of the block's threads call).
-// Valid in all of them.
+// The sum over each group of `width` threads (a power of two, or the whole block; all of its
+// threads call). Valid in all of them.
 template <class A>
 __device__ __forceinline__ A group_sum(A value, int width) {
   if (width <= kWarp) return warp_sum(value, width);

@@ -11,12 +11,7 @@ Tensor cumsum_cuda(const Tensor& x, int64_t dim, bool exclusive, bool reverse) {
   const DeviceGuard guard(x.get_device_index());
   const Tensor y = empty(sizes(x), x);
   if (x.numel() == 0) return y;
-  if (dim < 0) dim += rank;
-  if (x.dim() == 0 || x.size(dim) == 1) {
-    exclusive ? fill_zero(y) : copy_into(y, x);
-    return y;
-  }
-  const SplitView s = split_at(x, dim);
+  const SplitView s = split_at(x, dim < 0 ? dim + rank : dim);
   const cudaStream_t stream = current_stream(x);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
     Tensor kept;  // while the launches that use it are queued

@@ -227,8 +227,8 @@ struct Tile {
     if (!ask_right) values[N + 1] = widen(p[N]);
   }
 
-  // Calls use(r, p, around) for each row of a thread: around[i] are its pixels in row r - 1 + i,
-  // p is where those of row r are.
+  // Calls use(r, here, around) for each row of a thread: around[i] are its pixels in row r - 1 + i,
+  // here is where those of row r are.
   template <class Use>
   __device__ __forceinline__ void walk(const Place& place, const Use& use) const {
     compute_t<T> around[3][N + 2];
@@ -363,10 +363,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBackwardBlocks)
   if (!partial) return;
 
   A sum[9] = {};
-  tiles.x.walk(place, [&](int r, const T* p, const A(&around)[3][N + 2]) {
+  tiles.x.walk(place, [&](int r, const T* here, const A(&around)[3][N + 2]) {
     if (r >= place.rows) return;
     A passed[N];
-    widen(load_packed<N>(tiles.grad.pixel + (p - tiles.x.pixel)), passed);
+    widen(load_packed<N>(tiles.grad.pixel + (here - tiles.x.pixel)), passed);
 #pragma unroll
     for (int i = 0; i < 9; ++i) {
       if (!has_place(i, Count)) continue;
