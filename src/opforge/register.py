@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.library import Library
 
-from opforge import gradient, vmap
+from opforge import gradient, inductor, vmap
 from opforge.arguments import check_arguments
 from opforge.calls import AUTOCAST_KEYS, autocast_rule, make_call, transformable
 from opforge.errors import RecordError
@@ -48,6 +48,7 @@ def _register(library: Library, op: Op) -> None:
     _compose(op)
     _define(library, op, op.forward, checked, like=op.like, pointwise=op.pointwise)
     grad = _register_backward(library, op)
+    op._gradient = grad
     run = _register_autograd(library, op, op.forward, grad, op.pointwise)
     if cast := autocast_rule(op):
         _register_autocast(library, op, cast)
@@ -83,6 +84,7 @@ def _register_derived(
     n_grads = len(forward.returns)
 
     def fake(*values: Any) -> Any:
+        inductor.name_ops()
         arguments = [values[n_grads + i] for i in forward.tensor_slots]
         return as_result(
             [values[0].new_empty((0,)) if a is None else a.new_empty(a.shape) for a in arguments]
@@ -105,6 +107,7 @@ def _register_derived(
     torch.library.register_autograd(qualified, unsupported, lib=library)
     _register_vmap(library, op, schema, pointwise=False)
     overload = _overload(op, schema)
+    inductor.note(overload)
     run = transformable(schema.name, overload, save_nothing, unsupported, pointwise=False)
     return gradient.of_op(forward, schema, run)
 
@@ -122,14 +125,14 @@ def _define(
     for variant in ("default", BELOW):
         name = schema.name if variant == "default" else f"{schema.name}.{variant}"
         library.define(schema.under(name), tags=(torch.Tag.pt2_compliant_tag,))
-        library.impl(
-            name,
-            _fallback(op, name, _overload(op, schema, variant), reference, slots),
-            "CompositeExplicitAutograd",
-        )
+        overload = _overload(op, schema, variant)
+        fallback = _fallback(op, name, overload, reference, slots)
+        library.impl(name, fallback, "CompositeExplicitAutograd")
+        inductor.note(overload)
     library.impl(f"{schema.name}.{BELOW}", torch.library.fallthrough_kernel, "Autograd")
 
     def fake(*args: Any) -> Any:
+        inductor.name_ops()
         made = enumerate(as_tuple(reference(*args)))
         return as_result([_empty(output, args, slots, i) for i, output in made])
 
@@ -223,13 +226,17 @@ def _like_slots(op: Op, schema: Schema, like: str | None) -> list[int | None]:
 
 
 def _empty(
-    output: torch.Tensor, args: tuple[Any, ...], slots: Sequence[int | None], i: int
+    output: torch.Tensor,
+    args: tuple[Any, ...],
+    slots: Sequence[int | None],
+    i: int,
+    device: str | None = None,
 ) -> torch.Tensor:
     """Storage for return i by the package's rule: contiguous, or with the strides of ``like``."""
     slot = slots[i] if i < len(slots) else None
     if slot is not None and args[slot].shape == output.shape:
-        return torch.empty_like(args[slot], dtype=output.dtype)
-    return torch.empty(output.shape, dtype=output.dtype, device=output.device)
+        return torch.empty_like(args[slot], dtype=output.dtype, device=device)
+    return torch.empty(output.shape, dtype=output.dtype, device=device or output.device)
 
 
 def _fresh(result: Any, args: tuple[Any, ...], slots: Sequence[int | None] = ()) -> Any:
@@ -237,9 +244,9 @@ def _fresh(result: Any, args: tuple[Any, ...], slots: Sequence[int | None] = ())
     taken = {a.untyped_storage()._cdata for a in args if isinstance(a, torch.Tensor)}
     made = []
     for i, output in enumerate(as_tuple(result)):
-        promised = _empty(output, args, slots, i)
-        if output.stride() != promised.stride() or output.untyped_storage()._cdata in taken:
-            output = promised.copy_(output)
+        promised = _empty(output, args, slots, i, "meta").stride()  # takes no memory
+        if output.stride() != promised or output.untyped_storage()._cdata in taken:
+            output = _empty(output, args, slots, i).copy_(output)
         taken.add(output.untyped_storage()._cdata)
         made.append(output)
     return as_result(made)
