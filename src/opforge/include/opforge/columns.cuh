@@ -139,8 +139,8 @@ __global__ void __launch_bounds__(kColumnThreads, Visitor::kBlocks)
   };
   if (span.lo == 0 && span.hi == N) {
     walk(std::true_type{});
-  } else if (span.hi > span.lo) {
-    walk(std::false_type{});
+  } else if constexpr (N > 1) {  // one element is whole, or past the end
+    if (span.hi > span.lo) walk(std::false_type{});
   }
   release_next();
 #pragma unroll

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <opforge/layout.h>
+#include <opforge/text.h>
 #include <opforge/types.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
@@ -13,7 +14,6 @@
 #include <array>
 #include <cstdint>
 #include <span>
-#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -33,13 +33,6 @@
 namespace opforge {
 
 using torch::stable::Tensor;
-
-template <class... Parts>
-[[noreturn]] inline void fail(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  throw std::runtime_error(text.str());
-}
 
 #if !defined(OPFORGE_SIM)
 // The simulator wants to know what memory an op makes and fills, and when the op runs.
@@ -167,9 +160,10 @@ inline Tensor empty_like(const Tensor& x) {
   return made;
 }
 
-// A contiguous copy, for the rare layout a kernel has no path for.
+// A contiguous copy, for the rare layout a kernel has no path for. An empty tensor is contiguous to
+// torch whatever its strides; here it gets those that others have.
 inline Tensor contiguous(const Tensor& x) {
-  if (x.is_contiguous()) return x;
+  if (x.is_contiguous()) return x.numel() == 0 ? empty(sizes(x), x) : x;
   StableIValue stack[2] = {
       torch::stable::detail::from(x),
       torch::stable::detail::from(aoti_torch_memory_format_contiguous_format())};
@@ -329,7 +323,7 @@ inline MatrixView as_matrix(const Tensor& x) {
     if (size[d] == 1) continue;
     if (m.rows == 1) {
       m.row_stride = stride[d];
-    } else if (stride[d] != m.row_stride * m.rows) {
+    } else if (m.rows > 0 && stride[d] != m.row_stride * m.rows) {
       return as_matrix(contiguous(x));
     }
     m.rows *= size[d];
@@ -371,7 +365,12 @@ struct OpforgeSignature {
 
 #define OPFORGE_IMPL(op, function) \
   OPFORGE_IMPL_(op, function, OPFORGE_NAMESPACE, OPFORGE_DISPATCH_KEY)
+// The symbol is for the linker, which every build tells to look for one of each schema.
 #define OPFORGE_IMPL_(op, function, ns, key)                                                     \
+  extern "C" {                                                                                   \
+  extern const char opforge_impl_##op __attribute__((visibility("hidden")));                     \
+  const char opforge_impl_##op = 0;                                                              \
+  }                                                                                              \
   static_assert(                                                                                 \
       ::opforge::OpforgeSignature<::opforge::schema::op, typename ::opforge::detail::Plain<      \
                                                              decltype(&function)>::type>::agree, \

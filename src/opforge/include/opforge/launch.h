@@ -5,13 +5,13 @@
 
 #include <cuda_runtime.h>
 #include <opforge/layout.h>
+#include <opforge/text.h>
 
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <sstream>
-#include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace opforge {
@@ -19,9 +19,7 @@ namespace opforge {
 inline void cuda_check(cudaError_t code, const char* what) {
   if (code == cudaSuccess) return;
   cudaGetLastError();  // clear it: the error is reported here, once
-  std::ostringstream text;
-  text << what << ": " << cudaGetErrorName(code) << " (" << cudaGetErrorString(code) << ")";
-  throw std::runtime_error(text.str());
+  fail(what, ": ", cudaGetErrorName(code), " (", cudaGetErrorString(code), ")");
 }
 
 struct Config {
@@ -114,12 +112,17 @@ inline void launch(void (*kernel)(Params...), const Config& config, Args&&... ar
     code = cudaLaunchKernelEx(&raw, kernel, Params(std::forward<Args>(args))...);
   }
   if (code == cudaSuccess) return;
-  std::ostringstream what;
-  what << "launching a kernel with grid (" << config.grid.x << ", " << config.grid.y << ", "
-       << config.grid.z << "), block " << config.block.x << ", " << config.shared_bytes
-       << " bytes of shared memory";
-  if (config.cluster != 1) what << ", clusters of " << config.cluster << " blocks";
-  cuda_check(code, what.str().c_str());
+  std::string what = text_of({"launching a kernel with grid (", config.grid.x, ", ", config.grid.y,
+                              ", ", config.grid.z, "), block ", config.block.x, ", ",
+                              config.shared_bytes, " bytes of shared memory"});
+  if (config.cluster != 1) what += text_of({", clusters of ", config.cluster, " blocks"});
+  cudaFuncAttributes facts = {};
+  const int64_t threads = int64_t(config.block.x) * config.block.y * config.block.z;
+  if (cudaFuncGetAttributes(&facts, kernel) == cudaSuccess && threads > facts.maxThreadsPerBlock) {
+    what += text_of({"; it takes ", facts.maxThreadsPerBlock,
+                     " threads to a block at most, by its __launch_bounds__ or its registers"});
+  }
+  cuda_check(code, what.c_str());
 }
 
 namespace detail {
@@ -165,5 +168,5 @@ inline Tuning tuning;
 // One per library, found by name from Python. Weak: an op may have several source files.
 extern "C" __attribute__((visibility("default"), weak)) void opforge_set_tuning(int block, int rows,
                                                                                 int vec) {
-  opforge::tuning = {block, rows, vec};
+  opforge::tuning = {block, rows, vec};  // unreached: only opforge.launch_config sets it
 }

@@ -47,6 +47,7 @@ static void run(const Rope& r, const Tensor& q_out, const Tensor& k_out, bool in
   p.heads = Divider<Index>(heads);
   p.seq = Divider<Index>(r.q.seq);
   p.count = Index(count);
+  // unreached: only opforge.launch_config sets a block
   const int block = chosen.block ? std::min(chosen.block, kRopeBlock) : 256;
   launch(vectors ? rope<kVec<T>, T, C, Index> : rope<1, T, C, Index>,
          {dim3(unsigned(ceil_div(count, block))), dim3(block), stream}, p);
