@@ -67,7 +67,7 @@ __global__ void fine(const int64_t* x, int64_t* y) {
   y[i] = x[i] + n;
 }
 """
-_KERNEL = re.compile(r"__global__ void (\w+)\(")
+_KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(")
 Call = Callable[..., list[int]]
 
 

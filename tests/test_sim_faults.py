@@ -84,7 +84,7 @@ __global__ void leaves_early(const int64_t*, int64_t* y) {
   y[threadIdx.x] = 1;
 }
 
-__global__ void nothing(const int64_t*, int64_t*) {}
+__launch_bounds__(1024) __global__ void nothing(const int64_t*, int64_t*) {}
 """
 )
 
@@ -126,6 +126,16 @@ def test_launch_beyond_a_limit(call: Call, shape: dict[str, Any]) -> None:
     assert not isinstance(failure.value, SimulationError)  # CUDA says so, too
     assert "launching a kernel with grid (" in str(failure.value)
     works(call)
+
+
+def test_a_failed_launch_says_how_many_threads_the_kernel_takes(call: Call) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"block 513, .*; it takes 512 threads to a block at most"
+    ):
+        call("nothing", block=(513,), device=sim.Device(threads_per_block=512))
+    with pytest.raises(RuntimeError) as failure:
+        call("nothing", grid=(0,))
+    assert "it takes" not in str(failure.value)  # another limit
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.sim
 KERNELS = r"""
 // --- where a thread is ---------------------------------------------------------------------------
 
-__global__ void coordinates(const int64_t*, int64_t* y) {
+__global__ void __launch_bounds__(1024) coordinates(const int64_t*, int64_t* y) {
   const int64_t volume = blockDim.x * blockDim.y * blockDim.z;
   const int64_t thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z);
   const int64_t block = blockIdx.x + gridDim.x * (blockIdx.y + gridDim.y * blockIdx.z);
@@ -37,7 +37,7 @@ struct Tile {
 };
 
 // Turns a block's values round, then shifts them by one, then turns them round again.
-__global__ void turn(const int64_t* x, int64_t* y) {
+__global__ void __launch_bounds__(1024) turn(const int64_t* x, int64_t* y) {
   Tile& tile = opforge::shared<Tile>();
   const int i = threadIdx.x, n = blockDim.x;
   tile.value[i] = x[blockIdx.x * n + i];

@@ -148,6 +148,30 @@ def test_an_op_that_refuses_its_own_case_is_a_fault(tmp_path):
     assert "look for the cause with --race and with --asan" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("crash", "signal"),
+    [("abort();", "SIGABRT (an abort)"), ("*(volatile int*)8 = 1;", "SIGSEGV (a wild pointer)")],
+)
+def test_a_kernel_that_crashes_is_a_fault_of_its_op_and_the_others_are_run(tmp_path, crash, signal):
+    size = "const int n = int(x.numel());"
+    crashing = TWICE.replace(size, f"{size} if (n == 4096) {crash}")
+    text = TWICE_OP.replace("twice(", "crashing(")
+    crashing = crashing.replace("OPFORGE_IMPL(twice", "OPFORGE_IMPL(crashing")
+    wrong = write_op(tmp_path / "crashing", op_py=text, cpp=None, cu=crashing)
+    right = write_op(tmp_path / "twice", op_py=TWICE_OP, cpp=None, cu=TWICE)
+    done = cli(wrong, right)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert (
+        "crashing float32 case 1\nthe process that ran the kernel is gone: "
+        f"ended by {signal}; what follows was not run\ncrashing: 3 runs, 1 fault\n"
+        "twice: 4 runs, no fault found\n" in done.stdout
+    )
+    counted = cli(wrong, right, "--stats")
+    assert counted.returncode == 1
+    assert f"is gone: ended by {signal}" in counted.stdout
+    assert "twice(4096) torch.float32: moves" in counted.stdout
+
+
 def test_run_takes_functions_names_and_folders():
     x = torch.randn(3, 4)
     folder = Path(opforge.__file__).parent / "ops" / "reduce_sum"

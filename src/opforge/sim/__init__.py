@@ -28,8 +28,8 @@ from opforge.sim.runtime import H200, Device, Traffic
 
 __all__ = ["H200", "Call", "Device", "SimulationError", "Traffic", "active", "run"]
 
-Mode = Literal["plain", "race", "asan"]
-TARGETS = {"plain": "sim", "race": "sim-race", "asan": "sim-asan"}
+Mode = Literal["plain", "race", "asan", "cover"]
+TARGETS = {"plain": "sim", "race": "sim-race", "asan": "sim-asan", "cover": "sim-cover"}
 _FOUND = "opforge simulator found"  # how the runtime begins
 WARNING = "opforge simulator: "
 _one_at_a_time = threading.RLock()
@@ -73,6 +73,10 @@ class Route(TorchDispatchMode):
         namespace = runtime.ensure(op, self.target)
         kernel = getattr(getattr(getattr(torch.ops, namespace), name), BELOW)
         self.routed += 1
+        return self.run(op, name, kernel, args)
+
+    def run(self, op: Op, name: str, kernel: Any, args: tuple[Any, ...]) -> Any:
+        """Call the simulated kernel of one of the op's functions."""
         # The runtime's settings are the process's: other threads and contexts have their own.
         with _one_at_a_time:
             runtime.configure(self.device, **self.options)
@@ -121,7 +125,8 @@ def active(
     Args:
         mode: ``"race"`` also finds data races, reads of memory nothing wrote, misaligned accesses
             and integer overflow; ``"asan"`` finds accesses out of bounds, in a process started with
-            AddressSanitizer (``opforge sim --asan`` starts one).
+            AddressSanitizer (``opforge sim --asan`` starts one); ``"cover"`` tells
+            :mod:`opforge.coverage` which code ran.
         seed: shuffles the order of threads and blocks; without one they run in order.
         device: the GPU to pretend to be.
         traffic: count what kernels ask of memory, a :class:`Call` for each in the list that the

@@ -1,9 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``opforge sim``: every case of an op through its simulated CUDA kernels."""
+"""``opforge sim``: every case of an op through its simulated CUDA kernels.
+
+The kernels run in a process of their own (child.py): one that crashes is a fault of its op.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -20,15 +26,12 @@ from opforge import sim
 from opforge.build import toolchain
 from opforge.check.cases import Case, check_backward, check_forward, differentiable
 from opforge.check.compare import Mismatch, same_bits
-from opforge.errors import (
-    OpforgeError,
-    RecordError,
-    SimulationError,
-    ToolchainError,
-)
+from opforge.check.situation import where
+from opforge.errors import OpforgeError, RecordError, SimulationError, ToolchainError
 from opforge.op import Make, Op
+from opforge.processes import ending, kill_group
 from opforge.progress import bar
-from opforge.sim import runtime
+from opforge.sim import runtime, stats
 
 _ASAN_DIED = 99  # the exit code of a process that AddressSanitizer ends
 
@@ -41,6 +44,7 @@ class Outcome:
     runs: int = 0
     faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)  # the traffic, if that was asked for
 
 
 Run = Callable[[], tuple[torch.Tensor, ...]]
@@ -71,15 +75,19 @@ def _backward(op: Op, case: Case) -> tuple[torch.Tensor, ...]:
 
 
 def simulate(
-    op: Op, mode: sim.Mode, seed: int | None, advance: Callable[[], None] = lambda: None
+    op: Op, mode: sim.Mode, seed: int | None, begin: Callable[[str], None] = lambda what: None
 ) -> Outcome:
-    """Run all cases, in order and once more shuffled, and collect what is found."""
+    """Run all cases, in order and once more shuffled, and collect what is found.
+
+    ``begin`` is told of each run before it begins.
+    """
     outcome = Outcome(op.name)
     shuffled = 1 if seed is None else seed + 1
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for what, run in runs(op):
             outcome.runs += 1
+            begin(what)
             try:
                 with sim.active(mode, seed=seed):
                     first = run()
@@ -93,7 +101,6 @@ def simulate(
                 _note(outcome.faults, what, str(error))
             except (Mismatch, RuntimeError, TypeError, ValueError) as fault:
                 _note(outcome.faults, what, str(fault))  # the op refuses a case of its own, say
-            advance()
     if outcome.runs == 0:
         raise RecordError(f"the record of {op.name} yields no cases; there is nothing to simulate")
     for text in dict.fromkeys(str(w.message) for w in caught):
@@ -120,49 +127,107 @@ def _note(faults: list[str], what: str, text: str) -> None:
         faults.append(f"{what}\n{text}")
 
 
-def simulate_all(ops: list[Op], mode: sim.Mode, seed: int | None) -> list[Outcome]:
-    """Simulate each op, with a progress bar where somebody watches."""
+def count_traffic(op: Op) -> Outcome:
+    """Run the largest case, and tell what its kernels ask of memory."""
+    outcome = Outcome(op.name, 1)
+    try:
+        outcome.facts = stats.describe(op)
+    except SimulationError as fault:
+        outcome.faults.append(str(fault))
+    return outcome
+
+
+def simulate_all(
+    ops: list[Op], mode: sim.Mode, seed: int | None, traffic: bool = False
+) -> list[Outcome]:
+    """Simulate each op, or count its traffic; with a progress bar where somebody watches."""
     runtime.build(ops, sim.TARGETS[mode])  # with a progress bar of its own
-    console = Console(stderr=True)
-    counts = [sum(1 for _ in runs(op)) for op in ops]
-    outcomes = []
-    with bar("simulating", console) as progress:
-        task = progress.add_task("", total=sum(counts))
-        for op in ops:
-            progress.update(task, description=op.name)
-            outcomes.append(simulate(op, mode, seed, lambda: progress.advance(task)))
+    count = len(ops) if traffic else sum(1 for op in ops for _ in runs(op))
+    outcomes: list[Outcome] = []
+    with contextlib.ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        environment = {**os.environ, **(_asan_environment(logs) if mode == "asan" else {})}
+        progress = stack.enter_context(bar("simulating", Console(stderr=True)))
+        task = progress.add_task("", total=count)
+
+        def begin(what: str) -> None:
+            progress.update(task, description=what, advance=1)
+
+        while len(outcomes) < len(ops):  # again, for the ops after one that crashed
+            left = ops[len(outcomes) :]
+            job = {"ops": [where(op) for op in left], "mode": mode, "seed": seed}
+            told, code = _in_child({**job, "traffic": traffic}, environment, begin)
+            outcomes += told.outcomes
+            if len(told.outcomes) < len(left):
+                crashed = left[len(told.outcomes)].name
+                text = f"{told.what or crashed}\n{_ending(code, logs)}; what follows was not run"
+                outcomes.append(Outcome(crashed, told.runs, [text]))
     return outcomes
 
 
-def in_asan(ops: list[Op], arguments: list[str]) -> int:
-    """Run ``opforge sim`` again in a process with AddressSanitizer; returns its exit code."""
-    runtime.build(ops, sim.TARGETS["asan"])  # here, where the compiler is not slowed down by it
+@dataclass
+class _Told:
+    """What a child process has told of its ops, and of the run that it began last."""
+
+    outcomes: list[Outcome] = field(default_factory=list)
+    what: str = ""
+    runs: int = 0  # of the op that has no outcome yet
+
+
+def _in_child(
+    job: dict[str, Any], environment: dict[str, str], begin: Callable[[str], None]
+) -> tuple[_Told, int]:
+    """Simulate ops in a process of their own; what it told before it ended, and its exit code."""
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "opforge.sim.child", json.dumps(job), str(writing)],
+        pass_fds=(writing,),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for us, who end it
+    )
+    os.close(writing)
+    told = _Told()
+    try:
+        with os.fdopen(reading) as messages:
+            for message in map(json.loads, messages):
+                if "impossible" in message:
+                    raise OpforgeError(message["impossible"])
+                if "outcome" in message:
+                    told = _Told([*told.outcomes, Outcome(**message["outcome"])])
+                else:
+                    told.what, told.runs = message["run"], told.runs + 1
+                    begin(told.what)
+        return told, process.wait()
+    finally:
+        kill_group(process)
+        process.wait()
+
+
+def _ending(code: int, logs: Path) -> str:
+    if code == _ASAN_DIED:
+        return f"out-of-bounds: the simulated process was ended{_last_words(logs)}"
+    return f"the process that ran the kernel is gone: {ending(code)}"
+
+
+def _asan_environment(logs: Path) -> dict[str, str]:
+    """For a process with AddressSanitizer, which writes to a folder of logs."""
     cxx = toolchain.find_cxx()
     name = "libasan.so" if cxx.family == "gcc" else "libclang_rt.asan-x86_64.so"
     # The C++ library goes with it: AddressSanitizer looks for its `throw` when it starts.
     libraries = [_library_of(cxx, name), _library_of(cxx, "libstdc++.so.6")]
-    with tempfile.TemporaryDirectory() as logs:
-        options = {
-            "detect_leaks": 0,  # Python's own
-            "alloc_dealloc_mismatch": 0,
-            "halt_on_error": 0,
-            "exitcode": _ASAN_DIED,
-            "log_path": f"{logs}/asan",
-        }
-        told = [f"{k}={v}" for k, v in options.items()]
-        environment = {
-            **os.environ,
-            "LD_PRELOAD": ":".join([*libraries, os.environ.get("LD_PRELOAD", "")]).rstrip(":"),
-            "ASAN_OPTIONS": ":".join([os.environ.get("ASAN_OPTIONS", ""), *told]).lstrip(":"),
-        }
-        command = [sys.executable, "-m", "opforge", "sim", *arguments]
-        code = subprocess.run(command, env=environment).returncode
-        if code == _ASAN_DIED:
-            print(f"out-of-bounds: the simulated process was ended{_last_words(Path(logs))}")
-            return 1
-        if code not in (0, 1, 2):
-            raise OpforgeError(f"the simulated process ended with exit status {code}")
-        return code
+    options = {
+        "detect_leaks": 0,  # Python's own
+        "alloc_dealloc_mismatch": 0,
+        "halt_on_error": 0,
+        "exitcode": _ASAN_DIED,
+        "log_path": f"{logs}/asan",
+    }
+    told = [f"{k}={v}" for k, v in options.items()]
+    return {
+        "LD_PRELOAD": ":".join([*libraries, os.environ.get("LD_PRELOAD", "")]).rstrip(":"),
+        "ASAN_OPTIONS": ":".join([os.environ.get("ASAN_OPTIONS", ""), *told]).lstrip(":"),
+    }
 
 
 def _library_of(cxx: toolchain.Compiler, name: str) -> str:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -15,7 +16,8 @@ import torch
 
 from opforge import settings
 from opforge.build import cache, compile
-from opforge.build.plan import Plan, namespace, plan, plan_simulator
+from opforge.build.plan import COVERAGE, SIM_TARGETS, Plan, namespace, plan, plan_simulator
+from opforge.coverage import recorder
 from opforge.errors import BuildError, KernelUnavailable
 from opforge.op import Op
 from opforge.register import BELOW
@@ -134,18 +136,19 @@ def build(ops: list[Op], target: str) -> None:
 
 
 def ensure(op: Op, target: str) -> str:
-    """Build and load ``op`` for a target of the simulator; returns its namespace there."""
+    """Build and load ``op`` for one of CHECK_TARGETS; returns its namespace there."""
     known = (op.namespace, op.name, target)
     where = namespace(op, target)
     with _lock:
         if known in _loaded:
             return where
-        library()
+        if target in SIM_TARGETS:
+            library()
         planned = plan(op, target)
         if planned.key in _failed:  # the same source would fail in the same way
             raise _failed[planned.key]
         try:
-            built = _built(planned)
+            made = _built(planned)
         except BuildError as error:
             _failed[planned.key] = error
             raise
@@ -153,8 +156,9 @@ def ensure(op: Op, target: str) -> str:
         for schema in op.kernels:
             definitions.define(schema.text)
             definitions.define(schema.under(f"{schema.name}.{BELOW}"))
-        torch.ops.load_library(str(built.path))
-        _loaded[known] = (definitions, built.path)
+        with recorder.watching(made) if target in COVERAGE.values() else contextlib.nullcontext():
+            torch.ops.load_library(str(made.path))
+        _loaded[known] = (definitions, made.path)
     return where
 
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from opforge import sim
-from opforge.errors import RecordError, SimulationError
+from opforge.errors import RecordError
 from opforge.op import Make, Op, as_tuple
-from opforge.sim import Call, Traffic, runtime
+from opforge.sim import Call, Traffic
 from opforge.words import size
 
 # Rounding to sectors and small workspaces aside, a kernel should not move more than its model.
@@ -53,21 +52,14 @@ def verdict(call: Call) -> str:
     return f"moves {size(moved)}; it must move {size(must)}"
 
 
-def show_all(ops: list[Op], out: Console) -> int:
-    """Print the traffic of each op's kernels; returns the exit code."""
-    runtime.build(ops, sim.TARGETS["race"])
-    for op in ops:
-        try:
-            calls = measure(op, op.dtypes[0])
-        except SimulationError as fault:
-            out.print(str(fault), highlight=False, markup=False, soft_wrap=True)
-            return 1
-        for call in calls:
-            head = f"{call.function}{call.shapes} {op.dtypes[0]}: {verdict(call)}"
-            lines = [head, *(line for launch in call.launches for line in _describe(launch))]
-            out.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
-    out.print(LEGEND, highlight=False)
-    return 0
+def describe(op: Op) -> list[str]:
+    """The traffic of an op's kernels in words, a text for each call."""
+    texts = []
+    for call in measure(op, op.dtypes[0]):
+        head = f"{call.function}{call.shapes} {op.dtypes[0]}: {verdict(call)}"
+        lines = [head, *(line for launch in call.launches for line in _describe(launch))]
+        texts.append("\n".join(lines))
+    return texts
 
 
 def _describe(t: Traffic) -> list[str]:

@@ -20,7 +20,15 @@
 #define __constant__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
+// In front of the kernel a byte that does nothing for each thread of the bound: the simulator
+// counts them. (clang's attribute takes no template's arguments.)
+#if defined(__clang__)
 #define __launch_bounds__(...)
+#else
+#define __launch_bounds__(...)                                                    \
+  __attribute__((patchable_function_entry(opforge::sim::whole_warps(__VA_ARGS__), \
+                                          opforge::sim::whole_warps(__VA_ARGS__))))
+#endif
 #define __align__(n) alignas(n)
 #define __restrict__ __restrict
 #define __ldg(address) (*(address))

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Executes a cluster: its threads take turns on this host thread, each until it has to wait.
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <span>
-#include <sstream>
 
 #include "async.h"
 #include "report.h"
@@ -39,19 +40,18 @@ std::string waits_for(const Fiber& f) {
   static const char* const kOperations[] = {
       "__syncwarp",    "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync",
       "__ballot_sync", "__all_sync",  "__any_sync",     "__match_any_sync", "__reduce_sync"};
-  std::ostringstream text;
+  std::string text;
   if (f.state == State::at_barrier) {
-    text << "at the barrier ";
+    text = "at the barrier ";
   } else if (f.state == State::at_phase || f.state == State::at_copies) {
-    text << waits_for_copies(f);
+    text = waits_for_copies(f);
   } else if (f.state == State::at_cluster) {
-    text << "at the cluster's barrier ";
+    text = "at the cluster's barrier ";
   } else {
-    text << "in " << kOperations[int(f.offer.operation)] << " with mask 0x" << std::hex
-         << f.offer.mask << std::dec << " ";
+    text = std::string("in ") + kOperations[int(f.offer.operation)] + " with mask " +
+           in_hex(f.offer.mask) + " ";
   }
-  text << describe(f.site.pc);
-  return text.str();
+  return text + describe(f.site.pc);
 }
 
 // Which threads wait where.
@@ -71,13 +71,15 @@ std::string who_waits(std::span<const Fiber> fibers) {
     auto& group = groups[text];
     if (group.first++ == 0) group.second = &f;
   }
-  std::ostringstream text;
+  std::string text;
   for (const auto& [place, group] : groups) {
-    text << "\n      " << group.first << (group.first == 1 ? " thread waits " : " threads wait ")
-         << place << ", first " << name_of(*group.second);
+    text += "\n      " + std::to_string(group.first) +
+            (group.first == 1 ? " thread waits " : " threads wait ") + place + ", first " +
+            name_of(*group.second);
   }
-  if (exited > 0) text << "\n      " << exited << (exited == 1 ? " has" : " have") << " exited";
-  return text.str();
+  if (exited > 0)
+    text += "\n      " + std::to_string(exited) + (exited == 1 ? " has" : " have") + " exited";
+  return text;
 }
 
 void release_barrier(Block& b) {
@@ -197,6 +199,29 @@ void start_cluster(Worker& w, int64_t number) {
   w.started = now();
 }
 
+// What a library says about an address that it has made inaccessible: check/guard/fault.cpp, if it
+// is loaded. The kind of fault, or null for an address it knows nothing of.
+using DescribeAddress = const char*(const void* address, bool writes, char* text, size_t size);
+
+void report_crash(Worker& w) {
+  const std::string who = name_of(*w.running);
+  const auto [pc, address, writes] = w.crashed;
+  if (w.running->stack.holds_guard(address)) {
+    report("stack-overflow", who + " uses more stack than the simulator has for it", pc);
+    return;
+  }
+  auto* const describe_address =
+      reinterpret_cast<DescribeAddress*>(dlsym(RTLD_DEFAULT, "opforge_guard_describe"));
+  char text[512];
+  const char* kind = nullptr;
+  if (describe_address != nullptr) kind = describe_address(address, writes, text, sizeof text);
+  if (kind != nullptr) {
+    report(kind, who + " " + text, pc);
+  } else {
+    report("bad-address", who + " accesses memory that is not there", pc);
+  }
+}
+
 std::string name_of_cluster(const Worker& w) {
   std::string name = "block " + name_of_block(w.blocks.front());
   if (w.blocks.size() > 1)
@@ -231,11 +256,7 @@ void execute(Worker& w, int64_t number) {
       if (w.abandoned) break;
     }
     if (w.crashed.pc != nullptr) {
-      const bool overflow = w.running->stack.holds_guard(w.crashed.address);
-      report(overflow ? "stack-overflow" : "bad-address",
-             name_of(*w.running) + (overflow ? " uses more stack than the simulator has for it"
-                                             : " accesses memory that is not there"),
-             w.crashed.pc);
+      report_crash(w);
       w.crashed = {};
       w.abandoned = true;
     } else if (w.late != nullptr) {
@@ -295,19 +316,22 @@ std::string name_of(const Fiber& f) {
   return name_of_thread(*worker->launch, f.block->number, f.number);
 }
 
+namespace {
+
+std::string triple(int64_t x, int64_t y, int64_t z) {
+  return "(" + std::to_string(x) + "," + std::to_string(y) + "," + std::to_string(z) + ")";
+}
+
+}  // namespace
+
 std::string name_of_thread(const Launch& l, uint32_t block, int thread) {
-  std::ostringstream text;
   const int bx = int(l.block.x), by = int(l.block.y);
-  text << "thread (" << thread % bx << "," << thread / bx % by << "," << thread / bx / by
-       << ") of block " << name_of_block(l, block);
-  return text.str();
+  return "thread " + triple(thread % bx, thread / bx % by, thread / bx / by) + " of block " +
+         name_of_block(l, block);
 }
 
 std::string name_of_block(const Launch& l, uint32_t block) {
-  std::ostringstream text;
-  text << "(" << block % l.grid.x << "," << block / l.grid.x % l.grid.y << ","
-       << block / l.grid.x / l.grid.y << ")";
-  return text.str();
+  return triple(block % l.grid.x, block / l.grid.x % l.grid.y, block / l.grid.x / l.grid.y);
 }
 
 std::string name_of_block(const Block& b) { return name_of_block(*worker->launch, b.number); }

@@ -25,8 +25,8 @@ uintptr_t number(const void* pointer) { return reinterpret_cast<uintptr_t>(point
   abandon();
 }
 
-// Reports what no copy may be given.
-void check(const void* global, const void* shared, uint32_t bytes, const void* pc) {
+// Reports what no copy may be given. `writes`: to global memory.
+void check(const void* global, const void* shared, uint32_t bytes, bool writes, const void* pc) {
   for (const auto& [address, what] :
        {std::pair(number(shared), "shared memory"), {number(global), "global memory"}}) {
     if (address % 16 == 0) continue;
@@ -55,7 +55,17 @@ void check(const void* global, const void* shared, uint32_t bytes, const void* p
     refuse("out-of-bounds", "of " + std::to_string(bytes) + " bytes, which leaves its tensor", pc);
   }
   // Memory that is not there is to be found now, for the thread that asks.
-  for (size_t i = 0; i < bytes; i += 4096) (void)static_cast<const volatile char*>(global)[i];
+  worker->copies = pc;
+  for (size_t i = 0; bytes > 0 && i < size_t(bytes) + 4095; i += 4096) {
+    auto* const byte =
+        static_cast<char*>(const_cast<void*>(global)) + std::min<size_t>(i, bytes - 1);
+    if (writes) {
+      __atomic_fetch_or(byte, 0, __ATOMIC_RELAXED);  // what another host thread writes now stays
+    } else {
+      (void)*static_cast<const volatile char*>(byte);
+    }
+  }
+  worker->copies = nullptr;
 }
 
 void check_published(const Barrier& b, const void* barrier, const char* does, const void* pc) {
@@ -115,7 +125,7 @@ void bulk_copy(void* to, const void* from, uint32_t bytes, void* barrier) {
   Fiber& f = *worker->running;
   const void* pc = __builtin_return_address(0);
   Barrier& b = barrier_at(number(barrier), pc);
-  check(from, to, bytes, pc);
+  check(from, to, bytes, false, pc);
   check_published(b, barrier, " asks for a bulk copy", pc);
   if (settings.traffic) traffic::copy(number(from), bytes, false);
   if (settings.race) {
@@ -158,7 +168,7 @@ void send(void* to, const void* value, size_t bytes, void* barrier, int rank) {
 void bulk_store(void* to, const void* from, uint32_t bytes) {
   Fiber& f = *worker->running;
   const void* pc = __builtin_return_address(0);
-  check(to, from, bytes, pc);
+  check(to, from, bytes, true, pc);
   Stores& stores = stores_of(f);
   if (settings.traffic) traffic::copy(number(to), bytes, true);
   if (settings.race) {

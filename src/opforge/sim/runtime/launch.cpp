@@ -16,6 +16,7 @@
 #include <numeric>
 #include <thread>
 
+#include "bounds.h"
 #include "placement.h"
 #include "report.h"
 #include "shadow.h"
@@ -51,13 +52,6 @@ double now() {
   return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
-namespace {
-
-// The code of the library a kernel is in.
-struct Code {
-  uintptr_t low = 0, high = 0;
-};
-
 Code code_around(const void* function) {
   static std::mutex lock;
   static std::map<const void*, Code> known;
@@ -83,6 +77,8 @@ Code code_around(const void* function) {
   return known[function] = search.result;
 }
 
+namespace {
+
 __thread Code device_code;
 
 // Leaves the thread that a signal interrupted for good.
@@ -91,9 +87,11 @@ void leave(Worker& w) {
   switch_to(w.running->context, w.scheduler, w.own_stack, true);
 }
 
-uintptr_t interrupted_at(const void* context) {
-  return uintptr_t(static_cast<const ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
+const gregset_t& registers(const void* context) {
+  return static_cast<const ucontext_t*>(context)->uc_mcontext.gregs;
 }
+
+uintptr_t interrupted_at(const void* context) { return uintptr_t(registers(context)[REG_RIP]); }
 
 // Comes a few times a second while a launch runs.
 void on_tick(int, siginfo_t*, void* context) {
@@ -112,7 +110,10 @@ struct sigaction before[std::size(kFaults)];  // whose faults they are outside d
 void on_fault(int signal, siginfo_t* info, void* context) {
   const uintptr_t pc = interrupted_at(context);
   if (in_kernel) {  // or in a function that it called, memcpy perhaps
-    worker->crashed = {reinterpret_cast<const void*>(pc + 1), info->si_addr};
+    const void* at = worker->copies;
+    const bool writes = (registers(context)[REG_ERR] & 2) != 0;  // of a page fault on x86
+    worker->crashed = {at ? at : reinterpret_cast<const void*>(pc + 1), info->si_addr, writes};
+    worker->copies = nullptr;
     leave(*worker);
   }
   sigaction(signal, &before[signal == SIGSEGV ? 0 : 1], nullptr);  // faults again, for its owner
@@ -293,6 +294,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const Kernel& kernel) {
     if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) l.overlaps = true;
   }
   if (const cudaError_t code = check(config, kernel, l.cluster); code != cudaSuccess) return code;
+  check_bounds(config, kernel, __builtin_return_address(0));
   check_placement(config, kernel, __builtin_return_address(0));
   l.grid = config.gridDim;
   l.block = config.blockDim;

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report.h"
 
-#include <dlfcn.h>
-
-#include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <set>
-#include <sstream>
 #include <stdexcept>
 #include <tuple>
 #include <vector>
+
+#include "symbols.h"
 
 namespace opforge::sim {
 
@@ -34,58 +32,6 @@ struct Reports {
 };
 Reports reports;
 
-std::string base_name(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  return slash == std::string::npos ? path : path.substr(slash + 1);
-}
-
-// Asks addr2line, which comes with every compiler: function and file:line, innermost first.
-std::vector<std::pair<std::string, std::string>> frames(const void* pc) {
-  std::vector<std::pair<std::string, std::string>> found;
-  Dl_info info{};
-  if (pc == nullptr || dladdr(pc, &info) == 0 || info.dli_fname == nullptr) return found;
-  const auto offset = static_cast<const char*>(pc) - static_cast<const char*>(info.dli_fbase);
-  std::string library;
-  for (const char* c = info.dli_fname; *c != 0; ++c)
-    library += *c == '\'' ? "'\\''" : std::string(1, *c);
-  std::ostringstream command;
-  command << "addr2line -C -f -i -e '" << library << "' 0x" << std::hex << offset << " 2>/dev/null";
-  FILE* pipe = popen(command.str().c_str(), "r");
-  if (pipe == nullptr) return found;
-  char line[4096];
-  std::string function;
-  bool is_function = true;
-  while (fgets(line, sizeof line, pipe) != nullptr) {
-    line[strcspn(line, "\n")] = 0;
-    if (is_function) {
-      function = line;
-    } else if (line[0] != '?') {
-      std::string place = line;
-      place = place.substr(0, place.find(" (discriminator"));
-      found.emplace_back(function, place);
-    }
-    is_function = !is_function;
-  }
-  pclose(pipe);
-  return found;
-}
-
-// Names without template arguments, parameters and namespaces of ours.
-std::string short_name(const std::string& name) {
-  std::string result;
-  int depth = 0;
-  for (const char c : name) {
-    if (c == '<') ++depth;
-    if (depth == 0 && c == '(') break;
-    if (depth == 0) result += c;
-    if (c == '>') --depth;
-  }
-  const size_t space = result.rfind(' ');  // a return type
-  if (space != std::string::npos) result = result.substr(space + 1);
-  const size_t colon = result.rfind("::");
-  return colon == std::string::npos ? result : result.substr(colon + 2);
-}
-
 // A return address lies behind the call; one byte back is inside it.
 const void* before(const void* pc) {
   return pc == nullptr ? nullptr : static_cast<const char*>(pc) - 1;
@@ -98,21 +44,29 @@ std::string describe(const void* pc) {
   std::string text;
   for (const auto& [function, place] : frames(before(pc))) {
     const std::string shown = base_name(place);
+    if (place.empty()) continue;
     if (place.find("opforge_sim/") != std::string::npos || shown.starts_with("cuda_runtime.h") ||
         place.find("opforge/async.h") != std::string::npos ||
-        place.find("opforge/cluster.h") != std::string::npos)
+        place.find("opforge/cluster.h") != std::string::npos ||
+        place.find("opforge/launch.h") != std::string::npos)
       continue;
     if (shown.starts_with("tuple:") || shown.starts_with("invoke.h:") ||
         shown.starts_with("host_api.h:"))
       break;  // how the simulator calls the kernel
     text += (text.empty() ? "" : " < ") + shown + " in " + short_name(function);
   }
-  return text.empty() ? "an unknown place" : text;
+  return text.empty() ? kUnknown : text;
+}
+
+std::string in_hex(uint64_t number) {
+  char digits[24];
+  std::snprintf(digits, sizeof digits, "0x%llx", static_cast<unsigned long long>(number));
+  return digits;
 }
 
 std::string kernel_name(const void* function) {
   const auto found = frames(function);
-  return found.empty() ? "?" : short_name(found.back().first);
+  return found.empty() ? "?" : short_name(found.back().function);
 }
 
 static void add(const char* kind, const std::string& text, const void* pc, const void* second,

@@ -26,6 +26,8 @@ void drop_reports();
 
 // "kernel.cuh:41 (from row_sums, kernel.cuh:88)" for an address in a loaded library.
 std::string describe(const void* pc);
+constexpr const char* kUnknown = "an unknown place";  // what it says of others
 std::string kernel_name(const void* function);
+std::string in_hex(uint64_t number);  // "0x1f"
 
 }  // namespace opforge::sim

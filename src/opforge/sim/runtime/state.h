@@ -136,11 +136,19 @@ struct Worker {
   const void* late = nullptr;  // where a thread was when the time was up
   struct {
     const void *pc, *address;
-  } crashed{};  // where a thread was when it accessed memory that is not there
+    bool writes;
+  } crashed{};                   // where a thread was when it accessed memory that is not there
+  const void* copies = nullptr;  // where the running thread asks for a copy, while it is looked at
 };
 
 extern __thread Worker* worker;
 extern __thread bool in_kernel;  // device code runs on this host thread
+
+// The code of the library that a kernel is in.
+struct Code {
+  uintptr_t low = 0, high = 0;
+};
+Code code_around(const void* function);
 
 // Executes one cluster on this worker.
 void execute(Worker& w, int64_t number);

@@ -8,7 +8,6 @@
 #include <bit>
 #include <cstring>
 #include <mutex>
-#include <sstream>
 #include <tuple>
 #include <unordered_map>
 
@@ -138,16 +137,16 @@ void end_launch(const Launch& l) {
       }
     }
   }
-  std::ostringstream line;
-  line << kernel_name(l.kernel.function) << '\t' << l.blocks << '\t' << l.threads;
+  std::string line = kernel_name(l.kernel.function);
+  const auto add = [&line](auto... counts) { ((line += '\t' + std::to_string(counts)), ...); };
+  add(l.blocks, l.threads);
   for (int w : {0, 1}) {
-    line << '\t' << totals.bytes[w] << '\t' << totals.distinct[w] << '\t' << totals.requests[w]
-         << '\t' << totals.sectors[w] << '\t' << totals.fewest[w];
+    add(totals.bytes[w], totals.distinct[w], totals.requests[w], totals.sectors[w],
+        totals.fewest[w]);
   }
-  line << '\t' << totals.shared_requests << '\t' << totals.passes << '\t' << totals.fewest_passes
-       << '\t' << totals.barriers << '\n';
+  add(totals.shared_requests, totals.passes, totals.fewest_passes, totals.barriers);
   const std::lock_guard hold(lock);
-  finished += line.str();
+  finished += line + '\n';
 }
 
 void end_cluster() {

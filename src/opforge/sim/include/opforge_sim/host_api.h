@@ -31,15 +31,6 @@ inline cudaError_t cudaGetDevice(int* device) {
 OPFORGE_SIM_API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute,
                                                    int device);
 
-struct cudaFuncAttributes {
-  int ptxVersion;
-};
-template <class... Params>
-inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* facts, void (*)(Params...)) {
-  facts->ptxVersion = 90;
-  return cudaSuccess;
-}
-
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 namespace opforge::sim {
 OPFORGE_SIM_API cudaError_t allow_shared(const void* kernel, int bytes);
@@ -72,13 +63,22 @@ struct cudaLaunchConfig_t {
 
 namespace opforge::sim {
 
+// The first argument of __launch_bounds__, as warps have it; the others change no launch.
+constexpr int whole_warps(int threads, int = 0, int = 0) { return (threads + 31) / 32 * 32; }
+
 // A kernel with its arguments: run(context) executes it for the current thread.
 struct Kernel {
   const void* function;
   void (*run)(void* context);
   void* context;
+#if defined(__clang__)
+  bool tells_bounds = false;
+#else
+  bool tells_bounds = true;  // __launch_bounds__ can be seen
+#endif
 };
 OPFORGE_SIM_API cudaError_t launch(const cudaLaunchConfig_t& config, const Kernel& kernel);
+OPFORGE_SIM_API int most_threads(const Kernel& kernel);  // to a block
 
 // Makes a device current for this host thread; returns the one that was.
 OPFORGE_SIM_API int64_t set_device(int64_t index);
@@ -86,6 +86,18 @@ OPFORGE_SIM_API int64_t set_device(int64_t index);
 OPFORGE_SIM_API cudaStream_t stream_of_tensors();
 
 }  // namespace opforge::sim
+
+struct cudaFuncAttributes {
+  int ptxVersion;
+  int maxThreadsPerBlock;
+};
+template <class... Params>
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* facts, void (*kernel)(Params...)) {
+  facts->ptxVersion = 90;
+  const opforge::sim::Kernel asked = {reinterpret_cast<const void*>(kernel), nullptr, nullptr};
+  facts->maxThreadsPerBlock = opforge::sim::most_threads(asked);
+  return cudaSuccess;
+}
 
 template <class... Params, class... Args>
 OPFORGE_SIM_INLINE cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config,

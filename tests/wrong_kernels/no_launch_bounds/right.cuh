@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <opforge/types.h>
+
+namespace opforge {
+
+constexpr int kThreads = 512;
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) doubled(const T* x, T* y, int n) {
+  const int i = blockIdx.x * kThreads + threadIdx.x;
+  if (i < n) y[i] = narrow<T>(2 * widen(x[i]));
+}
+
+}  // namespace opforge
