@@ -6,6 +6,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 import opforge
+from opforge.losses import refuse_probabilities
 
 
 class CrossEntropyLoss(nn.Module):
@@ -48,6 +49,7 @@ class CrossEntropyLoss(nn.Module):
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
         """The loss of the logits, given a label for each row of them."""
         if logits.dim() > 1:
+            refuse_probabilities("nn.CrossEntropyLoss", target, logits.shape, self.dim)
             logits = logits.movedim(self.dim, -1)
         loss: Tensor = opforge.cross_entropy(logits, target, **self.options)
         return loss
@@ -67,6 +69,7 @@ class LinearCrossEntropyLoss(nn.Module):
         label_smoothing: the share of a label's weight that is spread over all classes.
         z_loss: adds ``z_loss * logsumexp(row)²`` to the loss of each row.
         chunk: how many rows have logits at a time, at most; 0 chooses.
+        low_memory: sums the weight's gradient in its own dtype, with fewer rows at a time.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class LinearCrossEntropyLoss(nn.Module):
         label_smoothing: float = 0.0,
         z_loss: float = 0.0,
         chunk: int = 0,
+        low_memory: bool = False,
     ) -> None:
         super().__init__()
         _refuse_weights(type(self).__name__, weight)
@@ -87,6 +91,7 @@ class LinearCrossEntropyLoss(nn.Module):
             "label_smoothing": label_smoothing,
             "z_loss": z_loss,
             "chunk": chunk,
+            "low_memory": low_memory,
         }
 
     def forward(

@@ -4,6 +4,12 @@
 Of some rows at a time the logits are made, the loss is taken, and, where the loss will be reduced,
 the gradients of input and weight follow at once: all but the factor that comes with the backward.
 So every logit is made once and none is kept. The products are torch's, the rest is cross_entropy's.
+
+The MiB that one step is made for, beyond what was there, for 8192 rows, 4096 features and 128256
+classes in bfloat16, where all logits are 2004 (benchmarks/memory.py measures it):
+
+    float32 sum of the weight's gradients 2004, gradient of input 64, logits of 1664 rows 407: 2475
+    low_memory: bfloat16 sum              1002,                   64, logits of  640 rows 157: 1223
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ from opforge.losses import (
     code_of,
     in_chunks,
     in_reach,
+    refuse_probabilities,
     validate_options,
 )
 from opforge.norms import no_tensor, wide_dtype
@@ -53,6 +60,7 @@ def reference(
     z_loss: float,
     reduction: int,
     pieces: int,
+    low_memory: bool,
     wanted: int,
 ) -> Tensor:
     """All logits, and their cross entropy."""
@@ -79,9 +87,11 @@ def backward_reference(
     z_loss: float,
     reduction: int,
     pieces: int,
+    low_memory: bool,
     needs_input: bool,
     needs_weight: bool,
     needs_bias: bool,
+    may_overwrite: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Through the cross entropy, and through the product."""
     backward = _rows().backward
@@ -98,12 +108,12 @@ def backward_reference(
 
 
 def d_input(*args: Any) -> Tensor:
-    """The gradient of input for a sum of losses, if it is wanted now."""
+    """The gradient of input, if it is wanted now, but for the factor that comes late."""
     return _unscaled(INPUT, *args)
 
 
 def d_weight(*args: Any) -> Tensor:
-    """The same of weight, in the dtype that it is summed in."""
+    """The same of weight."""
     return _unscaled(WEIGHT, *args)
 
 
@@ -123,17 +133,19 @@ def _unscaled(
     z_loss: float,
     reduction: int,
     pieces: int,
+    low_memory: bool,
     wanted: int,
 ) -> Tensor:
     wide = wide_dtype(input)
-    dtype = input.dtype if which == INPUT else wide
+    dtype = {INPUT: input.dtype, WEIGHT: _kept_dtype(input), BIAS: wide}[which]
     if not wanted & which or reduction == NONE:
         return no_tensor(input).to(dtype)
     saved = [t if t is None else t.detach() for t in (input, weight, target, bias)]
-    options = ignore_index, label_smoothing, z_loss, SUM, pieces
+    how = SUM if _mean_is_late(input, reduction) else reduction
+    options = ignore_index, label_smoothing, z_loss, how, pieces, low_memory
     needs = [which == one for one in (INPUT, WEIGHT, BIAS)]
     one, nothing = torch.ones((), dtype=wide, device=input.device), no_tensor(input)
-    results = backward_reference(one, *saved, nothing, nothing, nothing, *options, *needs)
+    results = backward_reference(one, *saved, nothing, nothing, nothing, *options, *needs, False)
     return results[needs.index(True)].to(dtype)
 
 
@@ -147,19 +159,28 @@ def composed(
     z_loss: float,
     reduction: int,
     pieces: int,
+    low_memory: bool,
     wanted: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The loss, and what is wanted of its gradients, but for the factor in front."""
-    options = ignore_index, label_smoothing, z_loss
+    """The loss, and what is wanted of its gradients, but for the factor that comes late."""
     if reduction == NONE:
         wanted = 0  # each row will come with a factor of its own
-    losses, *gradients = in_chunks(input, weight, target, bias, options, pieces, wanted, None)
+    factor = torch.ones((), dtype=wide_dtype(input), device=input.device)
+    count = (target != ignore_index).sum() if reduction == MEAN else None
+    if count is not None and not _mean_is_late(input, reduction):
+        factor = factor / count.clamp(min=1)  # of no rows at all, every gradient is 0
+    losses, *gradients = in_chunks(
+        *(input, weight, target, bias),
+        options=(ignore_index, label_smoothing, z_loss),
+        pieces=pieces,
+        low_memory=low_memory,
+        wanted=wanted,
+        factors=factor.expand(target.shape),
+        weight_dtype=_kept_dtype(input),
+    )
     if reduction == NONE:
         return losses, *gradients
-    loss = losses.sum()
-    if reduction == MEAN:
-        loss = loss / (target != ignore_index).sum()
-    return loss, *gradients
+    return losses.sum() if count is None else losses.sum() / count, *gradients
 
 
 def composed_backward(
@@ -176,30 +197,65 @@ def composed_backward(
     z_loss: float,
     reduction: int,
     pieces: int,
+    low_memory: bool,
     needs_input: bool,
     needs_weight: bool,
     needs_bias: bool,
+    may_overwrite: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What the forward has found, times the factor; or all of it, if there was none to find."""
     needs = needs_input, needs_weight, needs_bias
     inputs, found = (input, weight, bias), [d_input, d_weight, d_bias]
+    known = all(d.shape == x.shape for d, x, n in zip(found, inputs, needs, strict=True) if n)
     factor = grad_loss
-    if reduction == MEAN:  # of no rows at all, every gradient is 0
+    if reduction == MEAN and (not known or _mean_is_late(input, reduction)):
         factor = grad_loss / (target != ignore_index).sum().clamp(min=1)
-    if all(d.shape == x.shape for d, x, n in zip(found, inputs, needs, strict=True) if n):
-        # With dims: without, it would be rounded to the other's dtype before it is multiplied.
-        found = [
-            torch.mul(d, factor.view([1] * d.dim()), out=torch.empty_like(d, dtype=input.dtype))
-            for d in found
-        ]
+    if known:
+        # Of rows that are all ignored every gradient is 0, whatever comes in.
+        factor = torch.where((target != ignore_index).any(), factor, 0)
+        found = [_times(d, factor, input.dtype, may_overwrite) for d in found]
     else:
-        wanted = INPUT * needs_input + WEIGHT * needs_weight + BIAS * needs_bias
-        options = ignore_index, label_smoothing, z_loss
-        factors = factor.expand(target.shape)
-        _, *found = in_chunks(input, weight, target, bias, options, pieces, wanted, factors)
+        _, *found = in_chunks(
+            *(input, weight, target, bias),
+            options=(ignore_index, label_smoothing, z_loss),
+            pieces=pieces,
+            low_memory=low_memory,
+            wanted=INPUT * needs_input + WEIGHT * needs_weight + BIAS * needs_bias,
+            factors=factor.expand(target.shape),
+            weight_dtype=input.dtype,
+        )
     nothing = no_tensor(input)
     grads = (d.to(input.dtype) if n else nothing for d, n in zip(found, needs, strict=True))
     return tuple(grads)  # type: ignore[return-value]
+
+
+def _times(d: Tensor, factor: Tensor, dtype: torch.dtype, overwrite: bool) -> Tensor:
+    """``d * factor`` in a dtype; in the memory of ``d``, which is empty then, where it may be."""
+    in_place = overwrite and d.dtype == dtype
+    result = d if in_place else torch.empty_like(d, dtype=dtype)
+    factor = factor.view([1] * d.dim())  # without dims it would be rounded to the dtype of d first
+    # The CPU multiplies float32 copies of 16-bit numbers: a sixteenth at a time.
+    rows = max(1, len(d) if d.is_cuda else -(-len(d) // 16))
+    for part, out in zip(d.split(rows), result.split(rows), strict=True):
+        torch.mul(part, factor, out=out)
+    if in_place:
+        result = d.new_empty(0).set_(d)
+        d.set_()  # no result shares memory with an argument
+    return result
+
+
+def _mean_is_late(input: Tensor, reduction: int) -> bool:
+    """Whether the gradients that the forward makes are those of the sum, not of the mean.
+
+    With 1 / rows in them already, a backward from a loss of its own has nothing to round. float16
+    would lose what is small: there it comes with the scale of the loss.
+    """
+    return reduction == MEAN and input.dtype == torch.float16
+
+
+def _kept_dtype(input: Tensor) -> torch.dtype:
+    """What the forward keeps the weight's gradient in: float16 could not hold a sum of all rows."""
+    return wide_dtype(input) if input.dtype == torch.float16 else input.dtype
 
 
 def validate(
@@ -212,6 +268,7 @@ def validate(
     z_loss: float,
     reduction: int,
     pieces: int,
+    low_memory: bool,
     wanted: int,
 ) -> None:
     """Shapes and dtypes fit, options are in range; the labels themselves are not looked at."""
@@ -243,6 +300,11 @@ def validate(
             )
     if pieces < 0:
         raise ValueError(f"{name}: pieces must be a number, or 0 to choose one, got {pieces}")
+    if not 0 <= wanted <= INPUT | WEIGHT | BIAS or (wanted & BIAS and bias is None):
+        raise ValueError(
+            f"{name}: wanted must be a sum of {INPUT} (input), {WEIGHT} (weight) and, if there is "
+            f"one, {BIAS} (bias), got {wanted}"
+        )
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
@@ -255,26 +317,28 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
         dropped[:1] = False  # of no rows at all the mean is NaN
         return torch.where(dropped, -100, chosen).to(make.device)
 
-    plain, every = (-100, 0.0, 0.0), INPUT | WEIGHT
-    yield make(6, 5), make(9, 5), labels(6, 9), None, *plain, MEAN, 4, every
-    yield make(7, 8), make(33, 8), labels(7, 33), make(33), *plain, SUM, 3, every | BIAS
-    yield make(6, 16), make(40, 16), labels(6, 40), make(40), *plain, NONE, 2, every | BIAS
-    yield make(5, 12), make(31, 12), labels(5, 31), None, -100, 0.1, 1e-3, MEAN, 2, 0
-    yield make(9, 24), make(70, 24), labels(9, 70), None, -100, 0.2, 1e-2, SUM, 0, INPUT
-    yield make(0, 4), make(8, 4), labels(0, 8), None, *plain, SUM, 0, every
-    yield make(9, 20)[::2], make(20, 11).t(), labels(5, 11), None, *plain, MEAN, 2, every
+    plain, every, low = (-100, 0.0, 0.0), INPUT | WEIGHT, True
+    yield make(6, 5), make(9, 5), labels(6, 9), None, *plain, MEAN, 4, False, every
+    yield make(6, 5), make(9, 5), labels(6, 9), None, *plain, MEAN, 4, low, every
+    yield make(7, 8), make(33, 8), labels(7, 33), make(33), *plain, SUM, 3, False, every | BIAS
+    yield make(6, 16), make(40, 16), labels(6, 40), make(40), *plain, NONE, 2, low, every | BIAS
+    yield make(5, 12), make(31, 12), labels(5, 31), None, -100, 0.1, 1e-3, MEAN, 2, False, 0
+    yield make(9, 24), make(70, 24), labels(9, 70), None, -100, 0.2, 1e-2, SUM, 0, False, INPUT
+    yield make(0, 4), make(8, 4), labels(0, 8), None, *plain, SUM, 0, False, every
+    yield make(9, 20)[::2], make(20, 11).t(), labels(5, 11), None, *plain, MEAN, 2, False, every
 
 
 def sized(make: Any, rows: int, cols: int) -> dict[str, tuple[Any, ...]]:
     """Features, and 16 times as many classes; the gradients are made by the forward."""
     target = torch.randint(0, 16 * cols, (rows,), device=make.device)
-    inputs = make(rows, cols), make(16 * cols, cols), target, None, -100, 0.0, 0.0, MEAN, 0
+    inputs = make(rows, cols), make(16 * cols, cols), target, None, -100, 0.0, 0.0, MEAN, 0, False
     return {"loss": (*inputs, 0), "loss and gradients": (*inputs, INPUT | WEIGHT)}
 
 
 op = Op(
     schema="linear_cross_entropy(Tensor input, Tensor weight, Tensor target, Tensor? bias, "
-    "int ignore_index, float label_smoothing, float z_loss, int reduction, int pieces, int wanted) "
+    "int ignore_index, float label_smoothing, float z_loss, int reduction, int pieces, "
+    "bool low_memory, int wanted) "
     "-> (Tensor loss, Tensor d_input, Tensor d_weight, Tensor d_bias)",
     reference=reference,
     statistics={"d_input": d_input, "d_weight": d_weight, "d_bias": d_bias},
@@ -283,7 +347,8 @@ op = Op(
         "linear_cross_entropy_backward(Tensor grad_loss, Tensor input, Tensor weight, "
         "Tensor target, Tensor? bias, Tensor d_input, Tensor d_weight, Tensor d_bias, "
         "int ignore_index, float label_smoothing, float z_loss, int reduction, int pieces, "
-        "bool needs_input, bool needs_weight, bool needs_bias) "
+        "bool low_memory, bool needs_input, bool needs_weight, bool needs_bias, "
+        "bool may_overwrite) "
         "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias)",
         backward_reference,
         composed=composed_backward,
@@ -291,19 +356,20 @@ op = Op(
     own_dtypes={"target": (torch.int64,)},
     validate=validate,
     cases=cases,
-    operations=lambda input, weight, target, bias, i, s, z, r, c, wanted: (
+    operations=lambda input, weight, target, bias, i, s, z, r, p, low_memory, wanted: (
         2 * input.numel() * weight.shape[0] * (1 + bool(wanted & INPUT) + bool(wanted & WEIGHT))
     ),
     sized=sized,
     product=lambda input, weight, *rest: (input, weight.t()),
-    rowwise=lambda input, weight, *rest: max(*input.shape, *weight.shape),
-    module=lambda input, weight, target, bias, ignore, smoothing, z, reduction, pieces, wanted: (
+    rowwise=True,
+    module=lambda input, weight, target, bias, ignore, smoothing, z, how, pieces, low, wanted: (
         opforge.nn.LinearCrossEntropyLoss(
             ignore_index=ignore,
             label_smoothing=smoothing,
             z_loss=z,
-            reduction=REDUCTIONS[reduction],
+            reduction=REDUCTIONS[how],
             chunk=-(-input.shape[0] // pieces) if pieces else 0,
+            low_memory=low,
         )
     ),
 )
@@ -320,12 +386,23 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     reduction: Reduction = "mean",
     chunk: int = 0,
+    low_memory: bool = False,
 ) -> Tensor:
     """``cross_entropy(linear(input, weight, bias), target)`` without ever holding all logits.
 
     Where the loss is reduced, the forward also makes the gradients of what requires one, so that
-    no logit is made twice; the weight's is summed in float32 (float64 for float64). With
-    ``reduction="none"`` every row has a factor of its own, and the backward makes the logits again.
+    no logit is made twice. With ``reduction="none"`` every row has a factor of its own, and the
+    backward makes the logits again.
+
+    The weight's gradient is the sum of those of all chunks. For 16-bit inputs it is made in float32
+    and rounded once: that sum, twice the size of the weight, is most of the memory that is taken.
+    ``low_memory=True`` makes it in the weight's own dtype, which takes half of that. It is rounded
+    once per chunk then, and its error grows with the square root of the number of chunks: for
+    bfloat16 and 13 chunks (8192 rows) it is 2.4 times as large. float16 keeps the float32 sum where
+    the loss is reduced, for want of range. float32 and float64 sum in their own dtype anyway.
+
+    A backward writes the gradients over what the forward has kept. With ``retain_graph=True`` or
+    under ``torch.compile`` it makes a copy.
 
     Args:
         input: (..., features).
@@ -336,9 +413,13 @@ def linear_cross_entropy(
         label_smoothing: the share of the label's weight that is spread over all classes.
         z_loss: adds ``z_loss * logsumexp(row)²`` to the loss of each row.
         reduction: "none", "sum", or "mean" over the rows not ignored.
-        chunk: how many rows have logits at a time, at most; 0: a fifth of all rows, or as many as
-            take 4 MB.
+        chunk: how many rows have logits at a time, at most; 0: a fifth of all rows and at most
+            2048, with ``low_memory`` 640, or as many as take 4 MB. More make fewer chunks.
+        low_memory: sum the weight's gradient in its own dtype, and take fewer rows at a time.
     """
+    if target.is_floating_point() and weight.dim() == 2:
+        logits = (*input.shape[:-1], weight.shape[0])
+        refuse_probabilities("linear_cross_entropy", target, logits)
     flattened = input.dim() != 2
     if weight.dim() != 2 or input.dim() == 0 or (flattened and target.shape != input.shape[:-1]):
         raise ValueError(
@@ -352,6 +433,10 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(input.device.type)  # as linear() has it
         input, weight = input.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
+    if not isinstance(low_memory, bool):
+        raise TypeError(
+            f"opforge.linear_cross_entropy: low_memory must be True or False, got {low_memory!r}"
+        )
     if chunk < 0:
         raise ValueError(
             "opforge.linear_cross_entropy: chunk must be a number of rows, or 0 to choose one, "
@@ -366,6 +451,6 @@ def linear_cross_entropy(
     if flattened:
         flat, labels = input.reshape(-1, input.shape[-1]), target.reshape(-1)
     pieces = -(-flat.shape[0] // chunk) if chunk else 0
-    options = ignore_index, label_smoothing, z_loss, how, pieces, wanted
+    options = ignore_index, label_smoothing, z_loss, how, pieces, low_memory, wanted
     loss: Tensor = op(flat, weight, labels, bias, *options)
     return loss.reshape(target.shape) if how == NONE else loss
