@@ -5,18 +5,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from opforge.check import compare
-from opforge.op import Op, as_tuple, is_float
+from opforge.check.rounding import NarrowRounding, RandomRounding, random_rounding, short_cumsum
+from opforge.op import Backward, Op, as_tuple, is_float
 
 Case = tuple[Any, ...]
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
+_WIDEST = 64  # elements that any loop over vectors takes at a time, or several times as many
+_SMALL = 1 << 18  # elements of all tensors of a case
+Pick = Callable[[torch.Tensor], torch.Tensor]
+Results = Sequence[torch.Tensor | None]
 GradsFor = Callable[[torch.Tensor], torch.Tensor | None]
 
 
@@ -33,97 +37,91 @@ def cast(case: Case, dtype: torch.dtype | None = None) -> Case:
     )
 
 
-def as_leaves(case: Case, only: int | None = None) -> Case:
+def as_leaves(case: Case, only: int | Collection[int] | None = None) -> Case:
     """The case with its floating point tensors as leaves that want a gradient, strides kept.
 
-    ``only`` is the position of the one argument that wants one; by default all do.
+    ``only`` is the position of the one argument that wants one, or those of several; by default all
+    do.
     """
+    wanted = range(len(case)) if only is None else (only,) if isinstance(only, int) else only
     return tuple(
-        a.detach().requires_grad_(only in (None, i)) if is_float(a) else a
-        for i, a in enumerate(case)
+        a.detach().requires_grad_(i in wanted) if is_float(a) else a for i, a in enumerate(case)
     )
 
 
-def terms(case: Case, output: torch.Tensor, rowwise: bool | Callable[..., int] = False) -> int:
-    """How many terms an element of an output or gradient may add up."""
-    tensors = differentiable(case)
-    most = max((t.numel() for t in tensors), default=1)
-    row = 1
-    if callable(rowwise):
-        row = rowwise(*case)
-    elif rowwise:
-        row = max((t.shape[-1] for t in tensors if t.dim()), default=1)
-    return max(most // max(output.numel(), 1), row, 1)
-
-
-def largest(tensors: list[torch.Tensor]) -> float:
-    """The largest finite magnitude among the tensors."""
-    found = [t.detach().nan_to_num(0, 0, 0).abs().max() for t in tensors if t.numel()]
-    return max(map(float, found), default=1.0)
-
-
-def size_of_terms(tensors: list[torch.Tensor], n: int) -> float:
-    """How large the terms of a sum of n are: the largest, or what random signs add up to.
-
-    On the way to a sum of random signs, partial sums are of the order of sqrt(n) terms.
-    """
-    count = sum(t.numel() for t in tensors)
-    norms = [
-        float(torch.linalg.vector_norm(t.detach().nan_to_num(0, 0, 0), dtype=torch.float64))
-        for t in tensors
-    ]
-    rms = math.hypot(*norms) / math.sqrt(max(count, 1))
-    return max(largest(tensors), math.sqrt(n) * rms)
-
-
 class ShortSums(TorchFunctionMode):
-    """Inside, torch.cumsum adds up blocks, and then the blocks before each.
-
-    On a CPU it adds one by one: of equal terms many roundings have the same sign, and in float64
-    the truth would be further from the exact sums than a kernel may be.
-    """
+    """Inside, torch.cumsum adds up blocks, so that it errs little; see ``short_cumsum``."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if function in (torch.cumsum, torch.Tensor.cumsum) and not kwargs:
-            return _cumsum(*args)
+            return short_cumsum(*args)
         return function(*args, **(kwargs or {}))
 
 
-def _cumsum(x: torch.Tensor, dim: int) -> torch.Tensor:
-    n = x.shape[dim] if x.dim() else 0
-    if n < 2:
-        return torch.cumsum(x, dim)
-    size = math.isqrt(n)
-    rows = torch.nn.functional.pad(x.movedim(dim, -1), (0, -n % size)).unflatten(-1, (-1, size))
-    inside = torch.cumsum(rows, -1)
-    before = torch.cumsum(torch.nn.functional.pad(inside[..., :-1, -1], (1, 0)), -1)
-    return (inside + before.unsqueeze(-1)).flatten(-2)[..., :n].movedim(-1, dim)
+def _nearby(case: Case) -> Case:
+    """A case of small tensors on the CPU: a GPU takes longer over many small steps."""
+    if sum(v.numel() for v in case if isinstance(v, torch.Tensor)) > _SMALL:
+        return case
+    return tuple(
+        v.detach().cpu().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v
+        for v in case
+    )
+
+
+class _Spreads:
+    """The squares of differences that roundings make, added up over samples."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self._squares: dict[int, torch.Tensor] = {}
+
+    def add(self, moved: Results, still: Results) -> None:
+        """Take the differences of one sample in."""
+        for i, (value, right) in enumerate(zip(moved, still, strict=True)):
+            if value is None or right is None:
+                continue
+            value, right = compare.parts(value.detach()), compare.parts(right.detach())
+            if not right.is_floating_point():
+                continue
+            right = right.to(value.device)
+            off = (value.double() - right.double()).masked_fill(~torch.isfinite(right), 0)
+            squares = off.square().nan_to_num(nan=float("inf"), posinf=float("inf"))
+            self._squares[i] = self._squares[i].add_(squares) if i in self._squares else squares
+
+    def of(self, i: int) -> torch.Tensor:
+        """The root of the mean square of result ``i``."""
+        return (self._squares[i] / self.samples).sqrt_()
 
 
 class Truth:
-    """What results are compared with: PyTorch's in the same dtype, and those in float64."""
+    """What results are compared with: PyTorch's in the same dtype, and those in float64.
+
+    ``saved`` gives the results of the backward's own formula, in float64, with what the forward
+    has saved moved by roundings of a seed; None stands for no rounding. What a forward returns is
+    rounded to its dtype, and a backward that starts from there errs by as much. ``picked`` gives
+    the results for some elements of a pointwise op's tensors alone.
+    """
 
     def __init__(
         self,
         op: Op,
         case: Case,
         names: list[str],
-        results: Callable[[Case], Sequence[torch.Tensor | None]],
-        k: int,
-        summands: list[torch.Tensor],
+        results: Callable[[Case], Results],
+        saved: Callable[[int | None], Results] | None = None,
+        picked: Callable[[Pick], Results] | None = None,
     ) -> None:
         self._op, self._case, self._names = op, case, names
-        self._results, self._k, self._summands = results, k, summands
+        self._results, self._saved, self._picked = results, saved, picked
         self._torchs = results(cast(case))
         with ShortSums():
             self._exact = results(cast(case, torch.float64))
-        self._spans: dict[float, list[list[torch.Tensor]]] = {}
+        self._from_saved: Results = []
+        self._wide, self._narrow = _Spreads(), _Spreads()
 
-    def check(
-        self, got: Sequence[torch.Tensor | None], errors: list[compare.Errors] | None = None
-    ) -> None:
+    def check(self, got: Results, errors: list[compare.Errors] | None = None) -> None:
         """Every result must be within the allowed error of the truth."""
         if len(got) != len(self._names):
             raise compare.Mismatch(f"{self._op.name}: {len(got)} results, not {len(self._names)}")
@@ -134,13 +132,46 @@ class Truth:
             if one is None or theirs is None or right is None:
                 _check_absent(one, theirs, what)
                 continue
-            n = terms(self._case, one, self._op.rowwise)
-            scale = size_of_terms(self._summands, n)
-            sides = functools.partial(self._sides, i)
-            any_order = bool(self._op.rowwise) and what.startswith("grad_")
-            found = compare.check(one, theirs, right, self._k, n, scale, what, sides, any_order)
+            spread = functools.partial(self._spread, i)
+            any_order = self._op.rowwise and what.startswith("grad_")
+            alone = functools.partial(self._alone, i) if self._picked is not None else None
+            found = compare.check(one, theirs, right, spread, what, any_order, alone)
             if errors is not None:
                 errors.append(found)
+
+    def _spread(self, i: int, samples: int, narrow: bool) -> torch.Tensor | None:
+        """How far roundings put result ``i`` from the truth: the root of the mean square."""
+        dtypes = [t.dtype for t in differentiable(self._case)]
+        if narrow and not {torch.float16, torch.bfloat16} & set(dtypes):
+            return None
+        spreads, near = self._narrow if narrow else self._wide, _nearby(self._case)
+        while spreads.samples < samples:
+            spreads.samples += 1
+            seed = spreads.samples
+            if narrow:
+                with NarrowRounding(seed) as rounding:
+                    moved = self._results(cast(near))
+                spreads.add([rounding.unrounded(m) for m in moved], self._exact)
+                continue
+            result = self._torchs[i]
+            assert result is not None
+            with RandomRounding(compare.compute_dtype(*dtypes), seed, result.dtype):
+                moved = self._results(cast(near, torch.float64))
+            spreads.add(moved, self._exact)
+            if self._saved is not None:
+                self._from_saved = self._from_saved or self._saved(None)
+                spreads.add(self._saved(seed), self._from_saved)
+        return spreads.of(i)
+
+    def _alone(self, i: int, found: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Result ``i`` for single elements: by loops over vectors, and by loops over the rest."""
+        assert self._picked is not None
+        (wide,) = self._picked(lambda t: t.reshape(-1)[found].repeat_interleave(_WIDEST))[i : i + 1]
+        if wide is not None:
+            yield wide[::_WIDEST]
+        if len(found) <= _WIDEST:
+            narrow = [self._picked(lambda t, f=f: t.reshape(-1)[f : f + 1])[i] for f in found]  # type: ignore[misc]
+            yield torch.cat([n for n in narrow if n is not None])
 
     def roughly(self, got: Sequence[torch.Tensor | None]) -> bool:
         """Whether results are right but for rounding: in norm at most four times PyTorch's error.
@@ -164,30 +195,35 @@ class Truth:
                 return False
         return True
 
-    def _sides(self, i: int, roundings: float) -> list[torch.Tensor]:
-        """The lowest and highest value of result ``i`` as the inputs move; kept: it takes long."""
-        if roundings not in self._spans:
-            spans: list[list[torch.Tensor]] = [[] for _ in self._names]
-            for moved in _moved(self._case, roundings):
-                with ShortSums():
-                    results = self._results(moved)
-                for span, value in zip(spans, results, strict=True):
-                    if value is None:
-                        continue
-                    value = value.detach()
-                    low, high = span or (value, value)
-                    span[:] = [torch.minimum(low, value), torch.maximum(high, value)]
-            self._spans[roundings] = spans
-        return self._spans[roundings][i]
-
 
 def true_outputs(op: Op, case: Case) -> Truth:
     """The truth about the outputs for a case."""
     assert op.reference is not None
     reference = op.reference
     names = [_output_name(op, i) for i in range(len(op.outputs))]
-    summands = differentiable(case)
-    return Truth(op, case, names, lambda values: as_tuple(reference(*values)), 2, summands)
+
+    def picked(pick: Pick) -> Results:
+        return as_tuple(reference(*_picked(case, pick)))
+
+    return Truth(
+        op,
+        case,
+        names,
+        lambda values: as_tuple(reference(*values)),
+        picked=picked if _is_aligned(op, case) else None,
+    )
+
+
+def _is_aligned(op: Op, case: Case) -> bool:
+    """Whether an element depends on those at its own place alone."""
+    return op.pointwise and len({v.shape for v in case if isinstance(v, torch.Tensor)}) == 1
+
+
+def _picked(case: Case, pick: Pick) -> Case:
+    return tuple(
+        pick(v.detach()).requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v
+        for v in case
+    )
 
 
 def true_gradients(op: Op, case: Case, grads: Sequence[torch.Tensor | None]) -> Truth:
@@ -203,9 +239,51 @@ def true_gradients(op: Op, case: Case, grads: Sequence[torch.Tensor | None]) -> 
         _run_backward(_chosen(reference(*values), wanted), grads)
         return _gradients(values)
 
+    def picked(pick: Pick) -> Results:
+        values = _picked(case, pick)
+        some = [g if g is None else pick(g) for g in grads]
+        _run_backward(_chosen(reference(*values), wanted), some)
+        return _gradients(values)
+
     inputs = [a.name for a, v in zip(op.forward.args, case, strict=True) if is_float(v)]
     names = [f"grad_{name} of {op.name}" for name in inputs]
-    return Truth(op, case, names, gradients_of, 3, [g for g in grads if g is not None])
+    saved = _through_saved(op, case, grads, wanted)
+    aligned = _is_aligned(op, case)
+    return Truth(op, case, names, gradients_of, saved, picked if aligned else None)
+
+
+def _through_saved(
+    op: Op, case: Case, grads: Results, wanted: list[bool]
+) -> Callable[[int | None], Results] | None:
+    """The gradients by the backward's own formula, from outputs and statistics that are rounded.
+
+    None where the backward starts from the inputs alone.
+    """
+    if op.backward is None:
+        return None
+    case = _nearby(case)
+    outputs = op.returned(*cast(case))
+    exact = op.returned(*cast(case, torch.float64))
+    device = outputs[0].device
+    given = iter(g if g is None else g.to(device, torch.float64) for g in grads)
+    incoming = [next(given) if w else None for w in wanted]
+    incoming += [None] * (len(exact) - len(wanted))
+
+    def gradients_of(seed: int | None) -> Results:
+        saved = [t.detach() for t in exact]
+        if seed is not None:
+            saved = [
+                random_rounding(wide, narrow.dtype, seed)
+                for wide, narrow in zip(saved, outputs, strict=True)
+            ]
+        arguments = tuple(
+            a.detach() if isinstance(a, torch.Tensor) else a for a in cast(case, torch.float64)
+        )
+        with torch.no_grad():
+            found: Results = op._gradient.by(op.gradient_formula, arguments, saved, incoming)
+            return found
+
+    return gradients_of
 
 
 def differentiated(op: Op, case: Case) -> list[bool]:
@@ -246,7 +324,7 @@ def check_backward(
     make_grad = grads_for or (lambda o: torch.randn(o.shape, dtype=torch.float64).to(o))
     wanted = differentiated(op, case)
     with around():
-        ours = cast(case)
+        ours = _to_overwrite(op, cast(case))
         outputs = _chosen((run or op)(*ours), wanted)
         for o in outputs:
             if not o.requires_grad:
@@ -256,6 +334,25 @@ def check_backward(
     got = _gradients(ours)
     true_gradients(op, case, grads).check(got, errors)
     return tuple(g for g in got if g is not None)
+
+
+def _to_overwrite(op: Op, case: Case) -> Case:
+    """The case with copies, laid out alike, of what the backward is allowed to write over."""
+    overwrites = op.backward.overwrites if isinstance(op.backward, Backward) else {}
+    names = [a.name for a in op.forward.args]
+    values = list(case)
+    for name, permission in overwrites.items():
+        if values[names.index(permission)]:
+            old = values[names.index(name)]
+            new = torch.empty(0, dtype=old.dtype, device=old.device)
+            new.set_(
+                old.detach().untyped_storage().clone(),
+                old.storage_offset(),
+                old.shape,
+                old.stride(),
+            )
+            values[names.index(name)] = new.requires_grad_(old.requires_grad)
+    return tuple(values)
 
 
 def _output_name(op: Op, i: int) -> str:
@@ -268,7 +365,7 @@ def _chosen(outputs: Any, wanted: list[bool]) -> list[torch.Tensor]:
 
 
 def _run_backward(outputs: list[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> None:
-    pairs = [(o, g.to(o.dtype)) for o, g in zip(outputs, grads, strict=True) if g is not None]
+    pairs = [(o, g.to(o)) for o, g in zip(outputs, grads, strict=True) if g is not None]
     if pairs:
         torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
 
@@ -283,19 +380,3 @@ def _check_absent(got: torch.Tensor | None, torchs: torch.Tensor | None, what: s
     if given is not None and bool(given.any()):
         who, other = ("the op", "its reference") if torchs is None else ("the reference", "the op")
         raise compare.Mismatch(f"{what}: {who} has one, {other} has none")
-
-
-def _moved(case: Case, roundings: float) -> Iterator[Case]:
-    """The case in float64 with one input at a time moved by so many roundings, both ways."""
-    exact = cast(case, torch.float64)
-    for i, value in enumerate(case):
-        if not is_float(value):
-            continue
-        step = roundings * torch.finfo(value.dtype).eps
-        generator = torch.Generator(value.device).manual_seed(0)
-        either = torch.randint(0, 2, value.shape, generator=generator, device=value.device)
-        either = either * 2.0 - 1.0
-        for factor in (1 + step, 1 - step, 1 + step * either, 1 - step * either):
-            changed = (exact[i].detach() * factor).requires_grad_(value.requires_grad)
-            # Leaves of their own each time: gradients add up.
-            yield cast((*exact[:i], changed, *exact[i + 1 :]))

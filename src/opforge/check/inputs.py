@@ -6,8 +6,12 @@ Each function takes a tensor and returns one; a reproduction script is made of c
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+
+from opforge.check import guard
 
 FAR = 2**31  # elements apart, beyond what an int can index
 # That huge tensors repeat; a prime, so that an index which wraps around at a power of two meets
@@ -88,12 +92,22 @@ def negative_view(t: Tensor) -> Tensor:
     return torch._neg_view(-t.detach())
 
 
+def more_dims(t: Tensor, count: int) -> Tensor:
+    """Two of it along each of so many new dims, before its own."""
+    return t.detach().expand((2,) * count + t.shape).contiguous()
+
+
 def far_apart(t: Tensor) -> Tensor:
     """The same values with 2^31 elements between the rows; memory in between is never touched."""
     strides = [FAR if d == 0 else s for d, s in enumerate(t.detach().contiguous().stride())]
     span = FAR * (t.shape[0] - 1) + t[0].numel()
     base = torch.empty(span, dtype=t.dtype, device=t.device)
     return base.as_strided(t.shape, strides).copy_(t.detach())
+
+
+def against_page(t: Tensor, side: guard.Side, name: str, writable: bool = False) -> Tensor:
+    """The same values, read-only, in memory that ends or begins at an inaccessible page."""
+    return guard.against_page(t, side, name, writable)
 
 
 def put(t: Tensor, value: float, seed: int = 0, share: float = 0.0) -> Tensor:
@@ -121,6 +135,36 @@ def shifted(t: Tensor, by: float) -> Tensor:
 def scaled(t: Tensor, by: float) -> Tensor:
     """A copy times ``by``."""
     return (t.detach().double() * by).to(t.dtype)
+
+
+def wide_range(t: Tensor, seed: int = 0) -> Tensor:
+    """Both signs and all sizes from the smallest normal number to 2^40, or what the dtype has."""
+    info = torch.finfo(t.dtype)
+    least, most = math.log2(info.tiny), min(math.log2(info.max) - 6, 40.0)
+    generator = torch.Generator().manual_seed(seed)
+    power = torch.rand(t.shape, generator=generator, dtype=torch.float64) * (most - least) + least
+    sign = torch.randint(0, 2, t.shape, generator=generator) * 2 - 1
+    return (torch.exp2(power) * sign).to(t.device, t.dtype)
+
+
+def equal(t: Tensor, value: float = 0.3) -> Tensor:
+    """The same value everywhere, in memory of its own."""
+    return torch.full_like(t, value, memory_format=torch.contiguous_format)
+
+
+def ordered(t: Tensor) -> Tensor:
+    """The same values, sorted along the last dim."""
+    return t.detach().sort(-1).values if t.dim() else t.detach()
+
+
+def one_hot(t: Tensor) -> Tensor:
+    """1 once in each row, all else 0."""
+    hot = torch.zeros_like(t, memory_format=torch.contiguous_format)
+    if t.dim() and t.numel():
+        rows = hot.view(-1, t.shape[-1])
+        at = torch.arange(rows.shape[0], device=t.device) * 7 % t.shape[-1]
+        rows.scatter_(1, at.unsqueeze(1), 1)
+    return hot
 
 
 def to_dtype(t: Tensor, dtype: torch.dtype) -> Tensor:
@@ -158,6 +202,78 @@ def expanded_gradient(o: Tensor, seed: int = 0) -> Tensor:
     return random_gradient(o.new_empty(()), seed).expand(o.shape)
 
 
+def far_apart_gradient(o: Tensor, seed: int = 0) -> Tensor:
+    """Two rows far apart: what slicing a wide tensor after the op hands back; of other outputs a
+    gradient as it comes."""
+    gradient = random_gradient(o, seed)
+    return far_apart(gradient) if o.dim() and o.shape[0] == 2 else gradient
+
+
 def transposed_gradient(o: Tensor, seed: int = 0) -> Tensor:
     """A gradient whose first dim is contiguous: what ``.t()`` after the op hands back."""
     return transposed(random_gradient(o, seed))
+
+
+def constant_gradient(o: Tensor, seed: int = 0) -> Tensor:
+    """The same value everywhere, in memory of its own."""
+    return torch.full_like(o, 0.75, memory_format=torch.contiguous_format)
+
+
+def sparse_gradient(o: Tensor, seed: int = 0) -> Tensor:
+    """One element, all others 0: what ``y[i].backward()`` hands back."""
+    flat = random_gradient(o, seed).reshape(-1)
+    chosen = torch.arange(flat.numel(), device=o.device) == seed % max(flat.numel(), 1)
+    return flat.masked_fill(~chosen, 0).view(o.shape)
+
+
+def nan_gradient(o: Tensor, seed: int = 0) -> Tensor:
+    """One NaN among random values."""
+    return put(random_gradient(o, seed), float("nan"), seed)
+
+
+def infinite_gradient(o: Tensor, seed: int = 0) -> Tensor:
+    """Inf and -Inf among random values: what a loss scale that is too large leaves."""
+    return put(put(random_gradient(o, seed), float("inf"), seed), -float("inf"), seed + 1)
+
+
+def zero_gradient(o: Tensor, seed: int = 0) -> Tensor:
+    """0.0 and -0.0 among random values."""
+    return put(put(random_gradient(o, seed), 0.0, seed, 0.2), -0.0, seed + 1, 0.2)
+
+
+def tiny_gradient(o: Tensor, seed: int = 0) -> Tensor:
+    """Values from the smallest normal number of the dtype up, far below its usual ones."""
+    info = torch.finfo(o.dtype)
+    return scaled(random_gradient(o, seed), info.tiny * 64)
+
+
+def subnormal_gradient(o: Tensor, seed: int = 0) -> Tensor:
+    """Values below the smallest normal number."""
+    return scaled(random_gradient(o, seed), torch.finfo(o.dtype).tiny / 8)
+
+
+def huge_gradient(o: Tensor, seed: int = 0) -> Tensor:
+    """A loss scale of 2^16, as far as the dtype has it."""
+    scale = min(2.0**16, torch.finfo(o.dtype).max / 16)
+    return scaled(random_gradient(o, seed).clamp(-4, 4), scale)
+
+
+def gradient_against_page(o: Tensor, seed: int = 0) -> Tensor:
+    """A read-only gradient against an inaccessible page; to be made within ``guard.pages``."""
+    gradient = random_gradient(o, seed)
+    return guard.against_page(gradient, guard.active_side(), "the gradient of the output")
+
+
+def repeated_gradient(o: Tensor, seed: int = 0) -> Tensor:
+    """Every row the first one, by stride 0: what ``.sum(0)`` after the op hands back."""
+    return expanded(random_gradient(o, seed)) if o.dim() else random_gradient(o, seed)
+
+
+def column_gradient(o: Tensor, seed: int = 0) -> Tensor:
+    """Every column the first one, by stride 0: what ``.sum(-1)`` after the op hands back."""
+    return expanded_last(random_gradient(o, seed)) if o.dim() else random_gradient(o, seed)
+
+
+def offset_gradient(o: Tensor, seed: int = 0) -> Tensor:
+    """A gradient one element further than its allocation starts."""
+    return offset(random_gradient(o, seed))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from opforge.check.options import Options
 from opforge.check.process import Impossible, Worker
-from opforge.check.results import OpReport, Result
+from opforge.check.results import FAILED, OpReport, Result
 from opforge.op import Op
 
 
@@ -73,7 +73,8 @@ def run(groups: list[tuple[list[Task], int]], options: Options, keep: Keep) -> N
     for (tasks, lanes), left in zip(groups, waiting, strict=True):
         for _ in range(min(lanes, len(tasks))):
             workers.append(Worker(options))
-            threads.append(threading.Thread(target=_follow, args=(workers[-1], left, done)))
+            every = waiting if options.stop else []
+            threads.append(threading.Thread(target=_follow, args=(workers[-1], left, every, done)))
     try:
         for thread in threads:
             thread.start()
@@ -98,7 +99,8 @@ def run(groups: list[tuple[list[Task], int]], options: Options, keep: Keep) -> N
                 thread.join()
 
 
-def _follow(worker: Worker, waiting: _Waiting, done: _Done) -> None:
+def _follow(worker: Worker, waiting: _Waiting, stopped: list[_Waiting], done: _Done) -> None:
+    """Run what waits; after a failure, what is to be stopped then waits no more."""
     op = None
     try:
         while (task := waiting.take(op)) is not None:
@@ -108,10 +110,14 @@ def _follow(worker: Worker, waiting: _Waiting, done: _Done) -> None:
             try:
                 result = worker.run(op, task.row, task.place)
             except Impossible as error:
+                if worker.killed:  # by us: that says nothing about the op
+                    return
                 task.report.impossible = str(error)
                 continue
             if worker.kernel:
                 task.report.kernels[task.place] = worker.kernel
+            for left in stopped if result.outcome == FAILED else ():
+                left.clear()
             done.put((task, result))
     except Exception as error:
         done.put(error)

@@ -23,6 +23,7 @@ class Options:
     only: tuple[str, ...] = ()
     seconds: float = 0.0  # that a row may take; 0 for the default
     jobs: int = 1  # rows that run at a time
+    stop: bool = False  # begin no row after one that failed
 
     def __post_init__(self) -> None:
         for place in self.on:

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from opforge import sim
-from opforge.build import load
+from opforge.build import load, unsupported
 from opforge.build.plan import has_sources
+from opforge.check import guard
+from opforge.coverage import route
+from opforge.errors import NotSimulated
 from opforge.op import Op
 
 PLACES = ("cpu", "sim", "cuda")
@@ -23,10 +27,12 @@ class Place:
     """One of the places; ``device`` is where its tensors are."""
 
     name: str
-    # For the simulator alone, as sim.active takes them.
+    # For the simulator, as sim.active takes them; the CPU has "plain" and "cover".
     mode: sim.Mode = "plain"
     seed: int | None = None
     placement: bool = False
+    guard: Literal["", "end", "start"] = ""  # the end of tensors that lies against a page
+    keep_saved: bool = True  # with it: what a forward saves is read-only, too
 
     @property
     def device(self) -> str:
@@ -35,9 +41,19 @@ class Place:
 
     def __call__(self) -> contextlib.AbstractContextManager[Any]:
         """The context in which calls of an op go to this place's kernels."""
-        if self.name != "sim":
-            return contextlib.nullcontext()
-        return sim.active(self.mode, seed=self.seed, placement=self.placement)
+        return self._around()
+
+    @contextlib.contextmanager
+    def _around(self) -> Iterator[None]:
+        with contextlib.ExitStack() as around:
+            if self.guard:
+                around.enter_context(guard.pages(self.guard, self.keep_saved))
+            if self.name == "cpu" and self.mode == "cover":
+                around.enter_context(route.CpuRoute())
+            if self.name == "sim":
+                simulated = sim.active(self.mode, seed=self.seed, placement=self.placement)
+                around.enter_context(simulated)
+            yield
 
     def missing(self, op: Op) -> str | None:
         """Why ``op`` cannot be checked here, if so."""
@@ -45,6 +61,11 @@ class Place:
             return "no CUDA GPU here"
         if self.name != "cpu" and not has_sources(op, "cuda") and op.composed is None:
             return "the op has no CUDA source"
+        if self.name == "sim" and op.folder is not None:
+            try:
+                unsupported.check(op.folder)
+            except NotSimulated as reason:
+                return str(reason)
         return None
 
     def kernel(self, op: Op) -> str:

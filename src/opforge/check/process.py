@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
+from opforge.check import guard
 from opforge.check.options import Options
 from opforge.check.results import FAILED, Result
 from opforge.check.situation import where
@@ -41,7 +42,8 @@ class Worker:
         self._reading = -1
         self._buffer = b""
         self._errors: IO[bytes] | None = None
-        self._killed = False
+        self.killed = False
+        self._tried: dict[str, str] = {}  # what the process has begun last, if it is not done yet
         self.kernel = ""  # what the last row ran
 
     def run(self, op: Op, row: str, place: str) -> Result:
@@ -64,10 +66,17 @@ class Worker:
             if message["last"]:
                 self._end()
         else:
-            how, last = self._end()
-            text = f"the process that ran the kernel is gone: {how}"
-            text += f"\nits last words: {last[-300:]}" if last else ""
+            how, said = self._end()
+            last = _last_line(said)
+            if guard.SAYS in said:
+                text = said.rpartition(guard.SAYS)[2]
+            else:
+                text = f"the process that ran the kernel is gone: {how}"
+                text += f"\nits last words: {last[-300:]}" if last else ""
+            tried = self._tried.get("trying")
+            text += f"\nwith {tried}" if tried else ""
             result = Result(row, place, FAILED, time.monotonic() - began, text)
+            result.script = self._tried.get("script", "")
             self.kernel = ""
         if result.outcome == FAILED:
             options = f"on=[{place!r}], only=[{row!r}], seed={self._options.seed}"
@@ -86,7 +95,7 @@ class Worker:
 
     def kill(self) -> None:
         """End the process at once, whatever it is doing, and any later one; from any thread."""
-        self._killed = True
+        self.killed = True
         process = self._process
         if process is not None:
             kill_group(process)
@@ -124,18 +133,29 @@ class Worker:
             start_new_session=True,
         )
         os.close(writing)
-        if self._killed:  # while it was started
+        if self.killed:  # while it was started
             kill_group(self._process)
         self._buffer = b""
         message = self._message()
         if message is None or "impossible" in message:
-            how, last = self._end()
-            text = f"the process that checks it ended at once: {how}\n{last[-2000:]}"
+            how, said = self._end()
+            text = f"the process that checks it ended at once: {how}\n{_last_line(said)[-2000:]}"
             raise Impossible(text if message is None else message["impossible"])
 
     def _message(self) -> Any:
-        """The process's next message, or None if it ends or takes too long."""
+        """The process's next answer, or None if it ends or takes too long."""
         deadline = time.monotonic() + self._limit
+        self._tried = {}
+        while True:
+            line = self._line(deadline)
+            if line is None:
+                return None
+            message = json.loads(line)
+            if "trying" not in message:
+                return message
+            self._tried = message
+
+    def _line(self, deadline: float) -> bytes | None:
         while b"\n" not in self._buffer:
             left = deadline - time.monotonic()
             if left <= 0 or not select.select([self._reading], [], [], left)[0]:
@@ -145,10 +165,10 @@ class Worker:
                 return None
             self._buffer += got
         line, self._buffer = self._buffer.split(b"\n", 1)
-        return json.loads(line)
+        return line
 
     def _end(self) -> tuple[str, str]:
-        """End the process, if it has not ended; how it ended, and what it said last."""
+        """End the process, if it has not ended; how it ended, and what it said."""
         process, self._process = self._process, None
         assert process is not None
         assert process.stdin is not None
@@ -164,7 +184,11 @@ class Worker:
         os.close(self._reading)
         assert self._errors is not None
         self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        said = self._errors.read().decode(errors="replace").strip()
         self._errors.close()
         how = f"it did not answer for {self._limit:.0f} s" if hung else ending(process.returncode)
-        return how, lines[-1] if lines else ""
+        return how, said
+
+
+def _last_line(text: str) -> str:
+    return text.rpartition("\n")[2]

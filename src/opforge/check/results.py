@@ -29,6 +29,8 @@ class Result:
     cause: str = ""  # the row whose fault this one met, too
     # {"forward": {"max": ulps, "rms": ulps, "torch_max": ulps, "torch_rms": ulps}, ...}
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
+    # Of the row coverage: {"share": of the blocks in the op's folder, "missing": [texts], ...}
+    coverage: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -78,6 +80,8 @@ class Report:
 
     ops: list[OpReport]
     facts: dict[str, str]
+    interrupted: bool = False  # by Ctrl-C
+    left: int = 0  # rows that were to be run and are not, as it was interrupted
 
     @property
     def failed(self) -> list[tuple[OpReport, Result]]:
@@ -86,7 +90,12 @@ class Report:
 
     @property
     def exit_code(self) -> int:
-        """0 fine, 1 a fault was found, 2 an op could not be checked, or nothing of it was run."""
+        """0 fine, 1 a fault was found, 2 an op could not be checked, or nothing of it was run.
+
+        130 if it was interrupted: as shells say it.
+        """
+        if self.interrupted:
+            return 130
         if self.failed:
             return 1
         ran = all(o.of(PASSED) for o in self.ops)
@@ -103,4 +112,4 @@ def from_json(data: dict[str, Any]) -> Report:
     for entry in data["ops"]:
         results = [Result(**r) for r in entry["results"]]
         ops.append(OpReport(**{**entry, "results": results}))
-    return Report(ops, data["facts"])
+    return Report(**{**data, "ops": ops})

@@ -11,8 +11,10 @@ import contextlib
 import functools
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +23,10 @@ from opforge.check.place import LETTERS, Place
 from opforge.check.situation import Situation, TooLarge
 from opforge.errors import OpforgeError
 from opforge.op import Op
+from opforge.words import did_you_mean
+
+if TYPE_CHECKING:
+    from opforge.check.search.recipe import Recipe
 
 
 class NotRun(Exception):
@@ -67,6 +73,7 @@ class Trial:
     errors: dict[str, list[compare.Errors]] = field(
         default_factory=lambda: {"forward": [], "backward": []}
     )
+    coverage: dict[str, Any] = field(default_factory=dict)  # how much code was reached
 
     @property
     def every_dtype(self) -> tuple[torch.dtype, ...]:
@@ -106,6 +113,17 @@ class Trial:
                     if not tensor.is_contiguous() or tensor.storage_offset():
                         s = s.change(name, inputs.contiguous)
                 yield self.trying(s)
+
+    def recipes(self) -> list[Recipe]:
+        """Cases found by what code they reach; a first call may search for them."""
+        from opforge.check.search import stored  # which needs the places that rows run at
+
+        return stored.found(self.op, self.place.name, self.seed, self.full, last_words)
+
+    def found(self) -> Iterator[Situation]:
+        """The situations of :meth:`recipes`."""
+        for recipe in self.recipes():
+            yield self.trying(recipe.situation(self.op, self.place, self.seed))
 
     def trying(self, s: Situation) -> Situation:
         """Remember ``s`` as what is being tried, and collect its errors."""
@@ -156,6 +174,11 @@ class Trial:
         return self.trying(max(self.own(dtype or self.dtypes[0]), key=lambda s: s.elements))
 
 
+def last_words(text: str) -> None:
+    """Say what is about to run: a process that ends in it is quoted so."""
+    print(text, file=sys.stderr, flush=True)
+
+
 _rows: list[Row] = []
 
 
@@ -178,12 +201,12 @@ def row(
 
 @functools.cache
 def all_rows() -> tuple[Row, ...]:
-    """Every row in the order of the scoreboard; what ``random`` finds often has its own, before."""
+    """Every row in the order of the scoreboard; what searches find often has its own, before."""
     from opforge.check import rows
 
     for module in pkgutil.iter_modules(rows.__path__):
         importlib.import_module(f"{rows.__name__}.{module.name}")
-    return tuple(sorted(_rows, key=lambda r: (r.name == "random", r.number)))
+    return tuple(sorted(_rows, key=lambda r: (r.name in ("found-cases", "random"), r.number)))
 
 
 def find(names: list[str]) -> list[Row]:
@@ -195,7 +218,8 @@ def find(names: list[str]) -> list[Row]:
         matching = [r for r in all_rows() if name and name in (r.name, str(r.number or ""))]
         if not matching:
             known = ", ".join(f"{r.number or '-'} {r.name}" for r in all_rows())
-            raise OpforgeError(f"there is no row {name!r}; the rows are: {known}")
+            meant = did_you_mean(name, [r.name for r in all_rows()])
+            raise OpforgeError(f"there is no row {name!r}; the rows are: {known}{meant}")
         found += matching
     return list(dict.fromkeys(found))
 

@@ -14,32 +14,66 @@ from rich.console import Console
 import opforge
 from opforge import settings, sim
 from opforge.build import compile, load
-from opforge.build.plan import Plan, has_sources, plan, plan_simulator
+from opforge.build.plan import (
+    COVERAGE,
+    Plan,
+    has_sources,
+    plan,
+    plan_recorder,
+    plan_simulator,
+)
 from opforge.check import lanes
 from opforge.check import row as rows
 from opforge.check.lanes import Task
 from opforge.check.options import Options
 from opforge.check.place import PLACES, Place
-from opforge.check.results import NO_MEMORY, NOT_RUN, OpReport, Report, Result
+from opforge.check.results import FAILED, NO_MEMORY, NOT_RUN, OpReport, Report, Result
 from opforge.check.situation import where
 from opforge.errors import BuildError, KernelUnavailable, OpforgeError, ToolchainError
 from opforge.op import Op
 from opforge.progress import bar
 
+_NEED_COVERAGE = ("coverage", "found-cases")
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C; ``report`` has the rows that were done."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self.report = report
+
 
 def check(ops: list[Op], options: Options, quiet: bool = False) -> Report:
-    """Check ops, with a progress bar where somebody watches."""
+    """Check ops, with a progress bar where somebody watches.
+
+    Raises :class:`Interrupted`, with the rows that are done, for Ctrl-C.
+    """
     if not any(options.todo(op) for op in ops):
         asked = ", ".join(options.only)
         raise OpforgeError(f"row {asked} is not run on {', '.join(options.places)}")
-    broken = _build_all(ops, options)
-    report = Report([], facts(options.full))
+    report = Report([OpReport(op.name, where(op)) for op in ops], facts(options.full))
+    try:
+        _check(ops, options, report, quiet)
+    except KeyboardInterrupt:
+        report.interrupted = True
+        done = sum(len(one.results) for one in report.ops)
+        report.left = sum(len(options.todo(op)) for op in ops) - done
+    for op, one in zip(ops, report.ops, strict=True):
+        order = options.todo(op)
+        one.results.sort(key=lambda r: order.index((r.row, r.place)))
+        one.kernels = {p: one.kernels[p] for p in PLACES if p in one.kernels}
+        one.blame()
+    if report.interrupted:
+        raise Interrupted(report)
+    return report
+
+
+def _check(ops: list[Op], options: Options, report: Report, quiet: bool) -> None:
+    broken = build(ops, options)
     tasks: list[Task] = []
-    for op in ops:
-        one = OpReport(op.name, where(op), impossible=broken.get(op, ""))
-        report.ops.append(one)
-        if not one.impossible:
-            tasks += _tasks(op, options, one)
+    for op, one in zip(ops, report.ops, strict=True):
+        tasks += _tasks(op, options, one, broken.get(op, {}))
     with bar("checking", Console(stderr=True), quiet) as progress:
         shown = progress.add_task("", total=len(tasks))
 
@@ -49,21 +83,28 @@ def check(ops: list[Op], options: Options, quiet: bool = False) -> Report:
             progress.update(shown, description=what, advance=1)
 
         _run(tasks, options, keep)
-    for op, one in zip(ops, report.ops, strict=True):
-        order = options.todo(op)
-        one.results.sort(key=lambda r: order.index((r.row, r.place)))
-        one.kernels = {p: one.kernels[p] for p in PLACES if p in one.kernels}
-        one.blame()
-    return report
 
 
-def _tasks(op: Op, options: Options, report: OpReport) -> list[Task]:
-    """The op's rows that can be run here; of the others ``report`` is told."""
-    found = []
+def _tasks(op: Op, options: Options, report: OpReport, broken: dict[str, str]) -> list[Task]:
+    """The op's rows that can be run here; of the others ``report`` is told.
+
+    ``broken`` has the compiler's words for the places where the op does not compile: there all
+    rows fail. Where it compiles nowhere, it cannot be checked.
+    """
+    found: list[Task] = []
     missing = {p: Place(p).missing(op) for p in PLACES}
+    todo = [(row, place) for row, place in options.todo(op) if missing[place] is None]
+    if todo and all(place in broken for _, place in todo):
+        report.impossible = "\n".join(broken.values())
+        return []
+    first: dict[str, str] = {}  # row of each place
     for row, place in options.todo(op):
         if reason := missing[place]:
             report.results.append(Result(row, place, NOT_RUN, text=reason))
+        elif place in broken:
+            cause = first.setdefault(place, row)
+            cause = "" if cause == row else cause
+            report.results.append(Result(row, place, FAILED, text=broken[place], cause=cause))
         else:
             found.append(Task(op, report, row, place))
     return found
@@ -86,7 +127,8 @@ def _run(tasks: list[Task], options: Options, keep: lanes.Keep) -> None:
     # Unasked, a second process is started where it has rows enough to be worth it.
     host_lanes = options.jobs if many else min(os.cpu_count() or 1, 2, -(-len(host) // 8))
     lanes.run([(host, host_lanes), (gpu, options.jobs)], options, sort)
-    lanes.run([(alone, 1)], options, keep)
+    if not (options.stop and any(t.report.of(FAILED) for t in tasks)):
+        lanes.run([(alone, 1)], options, keep)
 
 
 def facts(full: bool) -> dict[str, str]:
@@ -103,38 +145,43 @@ def facts(full: bool) -> dict[str, str]:
     }
 
 
-def _build_all(ops: list[Op], options: Options) -> dict[Op, str]:
-    """Compile all ops at once, which keeps the cores busy; if that fails, one by one tells whose.
+def build(ops: list[Op], options: Options) -> dict[Op, dict[str, str]]:
+    """Compile everything beforehand: in parallel, and outside of any row's time.
 
-    Returns the compiler's words for each op that does not compile.
+    Returns the compiler's words for each op and place where it does not compile.
     """
+    if not settings.jit_enabled():
+        return {}
+    plans: dict[tuple[Op, str], list[Plan]] = {}
+    for op in ops:
+        coverage = any(row in _NEED_COVERAGE for row, _ in options.todo(op))
+        plans |= {(op, place): _plans(op, place, coverage) for place in options.places}
     try:
-        build(ops, options)
-    except BuildError as error:
-        if len(ops) == 1:
-            return {ops[0]: str(error)}
-        return {k: v for op in ops for k, v in _build_all([op], options).items()}
-    return {}
+        compile.build([p for some in plans.values() for p in some])
+        return {}
+    except BuildError:  # one by one tells whose it is
+        broken: dict[Op, dict[str, str]] = {}
+        for (op, place), some in plans.items():
+            try:
+                compile.build(some)
+            except BuildError as error:
+                broken.setdefault(op, {})[place] = str(error)
+        return broken
 
 
-def build(ops: list[Op], options: Options) -> None:
-    """Compile everything beforehand: in parallel, and outside of any row's time."""
-    if settings.jit_enabled():
-        compile.build([p for op in ops for p in _plans(op, options)])
-
-
-def _plans(op: Op, options: Options) -> list[Plan]:
-    plans = []
+def _plans(op: Op, place: str, coverage: bool) -> list[Plan]:
+    plans: list[Plan] = []
+    if Place(place).missing(op):
+        return plans
     # What cannot be planned or found, for want of a compiler, is for the rows to say.
-    for target in options.places:
-        if Place(target).missing(op):
-            continue
-        with contextlib.suppress(ToolchainError, KernelUnavailable):
-            if target != "sim":
-                if has_sources(op, target) and load.find_ready(op, target) is None:
-                    plans.append(plan(op, target))
-            else:
-                targets = [sim.TARGETS[mode] for mode in ("plain", "race")]
-                plans += [plan(op, t) for t in targets if has_sources(op, t)]
-                plans.append(plan_simulator())
+    with contextlib.suppress(ToolchainError, KernelUnavailable):
+        if place != "sim":
+            if has_sources(op, place) and load.find_ready(op, place) is None:
+                plans.append(plan(op, place))
+        else:
+            targets = [sim.TARGETS[mode] for mode in ("plain", "race")]
+            plans += [plan(op, t) for t in targets if has_sources(op, t)]
+            plans.append(plan_simulator())
+        if coverage and place in COVERAGE and has_sources(op, COVERAGE[place]):
+            plans += [plan_recorder(), plan(op, COVERAGE[place])]
     return plans

@@ -14,9 +14,11 @@ from rich.table import Table
 from opforge.check.place import LETTERS, PLACES
 from opforge.check.results import FAILED, NOT_APPLICABLE, NOT_RUN, PASSED, OpReport, Report, Result
 from opforge.check.row import Row, all_rows
+from opforge.output import say, show_table
 
 _MARK = {PASSED: "[green]✓[/]", FAILED: "[red]✗[/]", NOT_RUN: "[yellow]–[/]", NOT_APPLICABLE: "·"}
 _SIGN = {PASSED: "✓", FAILED: "✗", NOT_RUN: "–", NOT_APPLICABLE: "·"}
+_ALL_DIGITS = 2.0**24  # ulps of float32: an error as large as the value
 PLACE_WORDS = {"cpu": "CPU", "sim": "simulator", "cuda": "GPU"}
 
 
@@ -24,6 +26,9 @@ def on_console(report: Report, out: Console) -> None:
     """Failures with their scripts, then a table of rows and a summary per op."""
     for op in report.ops:
         _one_op(op, out)
+    if report.interrupted:
+        done = sum(len(o.results) for o in report.ops)
+        say(out, f"interrupted: {done} of {done + report.left} rows are done", "bold red")
     if len(report.ops) > 1:
         counts = [f"{sum(len(o.of(x)) for o in report.ops)} {x}" for x in (PASSED, FAILED, NOT_RUN)]
         out.print(f"[bold]{len(report.ops)} ops: {', '.join(counts)}[/]", highlight=False)
@@ -43,17 +48,20 @@ def _one_op(op: OpReport, out: Console) -> None:
         text = f"failed as well, by all appearances through the fault of {cause}: "
         out.print(f"[red]{text}[/]{', '.join(names)}\n", highlight=False)
     places = [p for p in PLACES if any(r.place == p for r in op.results)]
-    table = Table("", "row", *[PLACE_WORDS[p] for p in places], "", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for head in ("", "row", *[PLACE_WORDS[p] for p in places]):
+        table.add_column(head, no_wrap=True)
+    table.add_column("")
     for row, found in _by_row(op):
         marks = [_MARK[found[p].outcome] if p in found else "" for p in places]
         table.add_row(str(row.number or ""), row.name, *marks, escape(_remark(found)))
-    out.print(table, highlight=False)
+    show_table(out, table)
     for text in _accuracy(op):
-        out.print(text, highlight=False)
+        say(out, text)
     kernels = "; ".join(f"{PLACE_WORDS[p]}: {op.kernels[p]}" for p in places if p in op.kernels)
     passed, ran = op.stars()
     colour = "red" if op.of(FAILED) else "green"
-    out.print(f"checked {escape(kernels)}", highlight=False)
+    say(out, f"checked {kernels}")
     out.print(
         f"[bold {colour}]{op.op}: {op.count()}[/] (star rows: {passed} of {ran} that ran)\n",
         highlight=False,
@@ -65,11 +73,10 @@ def _failure(op: OpReport, result: Result, out: Console) -> None:
     where = PLACE_WORDS[result.place]
     out.print(f"[bold red]✗ {op.op}, {row.label}, {where}[/]", highlight=False)
     out.print(f"  [dim]{escape(row.reason)}[/]", highlight=False)
-    out.print(textwrap.indent(result.text, "  "), highlight=False, markup=False, soft_wrap=True)
+    say(out, textwrap.indent(result.text, "  "))
     if result.script:
-        out.print("  to see it again:", highlight=False)
-        script = textwrap.indent(result.script, "    ")
-        out.print(script, highlight=False, markup=False, soft_wrap=True)
+        say(out, "  to see it again:")
+        say(out, textwrap.indent(result.script, "    "))
     out.print()
 
 
@@ -89,17 +96,27 @@ def _by_row(op: OpReport) -> list[tuple[Row, dict[str, Result]]]:
 def _remark(found: dict[str, Result]) -> str:
     """Why a row was not run or does not apply; what a passed one covered."""
     texts = [r.text.splitlines()[0] for r in found.values() if r.text and r.outcome != FAILED]
-    return "; ".join(dict.fromkeys(texts))[:110]
+    return "; ".join(dict.fromkeys(texts))
 
 
 def _accuracy(op: OpReport) -> list[str]:
-    """Largest and mean error in ulps, beside PyTorch's own."""
+    """Largest and mean error in ulps, beside PyTorch's own.
+
+    A result that passed and is wrong by more than all of its digits has a true value that is 0 but
+    for rounding, a sum that cancels, say: ulps of that are no measure.
+    """
     lines = []
     for place in PLACES:
         for what, row in (("forward", "own-cases"), ("backward", "gradients")):
             for r in op.results:
                 if r.place == place and r.row == row and what in r.errors:
                     e = r.errors[what]
+                    if e["max"] > _ALL_DIGITS:
+                        lines.append(
+                            f"{PLACE_WORDS[place]} {what}: errors in ulps say nothing here, "
+                            "some true values are 0 but for rounding"
+                        )
+                        continue
                     lines.append(
                         f"{PLACE_WORDS[place]} {what}: at most {e['max']:.3g} ulp from the truth, "
                         f"rms {e['rms']:.2g} (PyTorch: {e['torch_max']:.3g}, {e['torch_rms']:.2g})"
@@ -137,8 +154,8 @@ def score_table(reports: list[Report]) -> str:
 def summary_table(reports: list[Report]) -> str:
     """A line for an op at a place: quick or full, passed, failed, not run, in Markdown."""
     lines = [
-        "| op | place | check | passed | failed | not run | ★ rows |",
-        "|---|---|---|---|---|---|---|",
+        "| op | place | check | passed | failed | not run | ★ rows | code reached |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name in _names(reports):
         for place in PLACES:
@@ -147,8 +164,14 @@ def summary_table(reports: list[Report]) -> str:
                     results = [r for r in op.results if op.op == name and r.place == place]
                     if results:
                         start = f"| {name} | {PLACE_WORDS[place]} | {report.facts['check']} |"
-                        lines.append(f"{start} {_counts(results)} |")
+                        lines.append(f"{start} {_counts(results)} | {_coverage(results)} |")
     return "\n".join(lines) + "\n"
+
+
+def _coverage(results: list[Result]) -> str:
+    """``100% (96%)``: of the op's own blocks, and with those of the headers it uses."""
+    found = [r.coverage for r in results if r.coverage]
+    return "".join(f"{c['share']:.0%} ({c['with headers']:.0%})" for c in found[:1])
 
 
 def totals_table(reports: list[Report]) -> str:

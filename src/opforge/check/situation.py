@@ -7,9 +7,10 @@ script that makes the very same call.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, ClassVar
 
 import torch
 
@@ -27,6 +28,9 @@ class TooLarge(ValueError):
 
 class Situation:
     """The arguments of one call, by name."""
+
+    # Told of every situation right before it is run: after a crash it is too late.
+    before_run: ClassVar[Callable[[Situation], None] | None] = None
 
     def __init__(
         self, op: Op, place: Place, number: int, dtype: torch.dtype, seed: int, case: cases.Case
@@ -122,36 +126,52 @@ class Situation:
 
     # --- what is demanded ---
 
+    def _announce(self) -> None:
+        if Situation.before_run is not None:
+            Situation.before_run(self)
+
     def call(self) -> Any:
         """Run the op."""
         self.last = "print(op(*case))"
+        self._announce()
         with self.place():
             return self.op(*self.case)
 
     def forward(self) -> tuple[torch.Tensor, ...]:
         """The outputs must be within the allowed error of the truth."""
         self.last = "checks.check_forward(op, case, place)"
+        self._announce()
         with torch.no_grad():
             return cases.check_forward(self.op, self.case, self.place, self.errors["forward"])
 
     def backward(
         self,
         gradient: Callable[..., torch.Tensor] = inputs.random_gradient,
-        only: int | None = None,
+        only: int | Collection[int] | None = None,
+        output: int | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """The gradients must be within the allowed error of the truth.
 
-        ``only`` is the position of the one argument that wants a gradient.
+        ``only`` is the position of the one argument that wants a gradient, or those of several;
+        ``output`` that of the one output, among those with a gradient, whose gradient is defined.
         """
         leaves = "checks.as_leaves(case)" if only is None else f"checks.as_leaves(case, {only})"
         self.last = (
             f"checks.check_backward(op, {leaves}, "
             f"lambda o: change.{gradient.__name__}(o, seed={self.seed}), place)"
         )
+        if output is not None:
+            self.last = ""
+        self._announce()
+        turns = itertools.count()
+
+        def grads_for(o: torch.Tensor) -> torch.Tensor | None:
+            return gradient(o, seed=self.seed) if output in (None, next(turns)) else None
+
         return cases.check_backward(
             self.op,
             cases.as_leaves(self.case, only),
-            lambda o: gradient(o, seed=self.seed),
+            grads_for,
             self.place,
             self.errors["backward"],
         )
@@ -162,17 +182,18 @@ class Situation:
         if self.has_gradient():
             self.backward()
 
-    def has_gradient(self) -> bool:
-        """Whether the reference's outputs depend differentiably on an input."""
+    def has_gradient(self, only: int | Collection[int] | None = None) -> bool:
+        """Whether the reference's outputs depend differentiably on an input, or on some of them."""
         assert self.op.reference is not None
         if not self.floats:
             return False
-        outputs = as_tuple(self.op.reference(*cases.as_leaves(self.case)))
+        outputs = as_tuple(self.op.reference(*cases.as_leaves(self.case, only)))
         return any(o.requires_grad for o in outputs)
 
     def results(self, gradient: bool = True) -> list[torch.Tensor]:
         """Outputs and gradients, to be compared to the bit with those of another run."""
         self.last = ""
+        self._announce()
         case = cases.as_leaves(self.case) if gradient else self.case
         with self.place():
             outputs = list(as_tuple(self.op(*case)))

@@ -8,10 +8,8 @@ because kernels may print, a line of JSON each.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import sys
 import time
 import traceback
@@ -25,18 +23,19 @@ import torch
 
 from opforge import discover
 from opforge.arguments import check_kinds
-from opforge.check import compare, situation
+from opforge.check import cases, compare, situation
 from opforge.check.place import Place
 from opforge.check.results import FAILED, NO_MEMORY, NOT_APPLICABLE, NOT_RUN, PASSED, Result
 from opforge.check.row import NotApplicable, NotRun, Row, Trial, find
+from opforge.check.situation import Situation
 from opforge.errors import OpforgeError, RecordError, SimulationError
 from opforge.op import Op, as_tuple
+from opforge.processes import end_with_parent
 
 
 def main() -> None:
     """Look at the op, then run the rows that come in, one a line."""
-    with contextlib.suppress(OSError, AttributeError):  # Linux: do not outlive whoever asked
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    end_with_parent()
     job = json.loads(sys.argv[1])
     with os.fdopen(int(sys.argv[2]), "w", buffering=1) as out:
         try:
@@ -46,6 +45,11 @@ def main() -> None:
             _say(out, impossible=_words(error))
             return
         _say(out, ready=True)
+
+        def tell(s: situation.Situation) -> None:
+            _say(out, trying=s.describe(), script=s.script() if s.last else "")
+
+        situation.Situation.before_run = tell
         for line in sys.stdin:
             name, place = json.loads(line)
             (row,) = find([name])
@@ -109,6 +113,7 @@ def examine(op: Op, seed: int) -> None:
                 f"the reference of {op.name} returns {len(first)} values, "
                 f"its schema {op.schema!r} has {len(op.outputs)}"
             )
+        _examine_dtypes(op, s, what, first)
         if not all(bool(compare.same_bits(a, b).all()) for a, b in zip(first, second, strict=True)):
             raise RecordError(
                 f"the reference of {op.name} is not deterministic: called twice on {what} it gives "
@@ -117,6 +122,46 @@ def examine(op: Op, seed: int) -> None:
             )
     if not found:
         raise RecordError(f"the record of {op.name} yields no cases; there is nothing to check")
+
+
+def _examine_dtypes(op: Op, s: Situation, what: str, outputs: tuple[Any, ...]) -> None:
+    """A reference that changes the dtype or the number of gradients is no truth for a kernel."""
+    given = [x.dtype for x in s.floats.values()]
+    for argument, output in zip(op.outputs, outputs, strict=True):
+        if not isinstance(output, torch.Tensor):
+            raise RecordError(
+                f"the reference of {op.name} returns a {type(output).__name__} for "
+                f"{argument.name} on {what}; it must return a tensor"
+            )
+        if output.dtype == torch.float64 and given and torch.float64 not in given:
+            raise RecordError(
+                f"the reference of {op.name} returns float64 for {argument.name} on {what}, though "
+                f"no argument is ({s.describe()}); a constant or a numpy value has widened it: "
+                "convert the result, as in y.to(x.dtype)"
+            )
+    if op.backward is None or not s.has_gradient():
+        return
+    wanted = cases.differentiated(op, cases.as_leaves(s.case))
+    with torch.no_grad():
+        returned = op.returned(*s.case)
+        wanted += [False] * (len(returned) - len(wanted))
+        grads = [torch.ones_like(o) if w else None for o, w in zip(returned, wanted, strict=True)]
+        try:
+            found = op._gradient.by(op.gradient_formula, s.case, returned, grads)
+        except Exception as error:
+            raise RecordError(
+                f"the backward's reference of {op.name} raises on {what} ({s.describe()}): "
+                f"{type(error).__name__}: {error}"
+            ) from None
+    for (name, tensor), gradient in zip(s.floats.items(), found, strict=True):
+        if gradient is None:
+            continue
+        if gradient.shape != tensor.shape or gradient.dtype != tensor.dtype:
+            raise RecordError(
+                f"the backward's reference of {op.name} returns a gradient of {name} of shape "
+                f"{tuple(gradient.shape)} and {gradient.dtype} on {what}; {name} has "
+                f"{tuple(tensor.shape)} and {tensor.dtype}"
+            )
 
 
 def run(row: Row, trial: Trial) -> Result:
@@ -149,6 +194,7 @@ def run(row: Row, trial: Trial) -> Result:
         if trial.last is not None:
             result.text += f"\nwith {trial.last.describe()}"
         result.script = trial.last.script() if trial.last is not None and trial.last.last else ""
+    result.coverage = trial.coverage
     for what, errors in trial.errors.items():
         if errors:
             result.errors[what] = _summary(errors)
@@ -161,7 +207,6 @@ def _counted(op: Op) -> Iterator[list[bool]]:
     """Notes whether the op is called: a row that called nothing has proved nothing."""
     calls: list[bool] = []
     call = op._call
-    assert call is not None
 
     def counted(*args: Any) -> Any:
         if not torch.compiler.is_compiling():

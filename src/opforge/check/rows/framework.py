@@ -8,7 +8,7 @@ import copy
 import io
 import pickle
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ import torch
 from opforge.check import ahead_of_time, cases, compare, explain, inputs
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
 from opforge.check.situation import Situation
-from opforge.op import Op, as_tuple
+from opforge.op import Op, as_tuple, is_float
 
 
 def _overload(op: Op) -> Any:
@@ -100,6 +100,8 @@ def _recompiles(t: Trial, found: list[Situation]) -> None:
     for base in found:
         sizes = [n for n in base.sizes() if n > 1]
         tries = [base.resize({sizes[0]: n}) for n in (5, 6, 7, 8)] if sizes else []
+        # All in memory of their own: a view beside others is one more compilation.
+        tries = [_copied(s) for s in tries]
         if not tries or not all(s.makes_sense() for s in tries):
             continue
         torch._dynamo.reset()
@@ -114,6 +116,12 @@ def _recompiles(t: Trial, found: list[Situation]) -> None:
                 "asks for a size as a number (int(x.shape[0]), a Python branch on it)"
             )
         return
+
+
+def _copied(s: Situation) -> Situation:
+    for name in s.tensors:
+        s = s.change(name, inputs.contiguous_copy)
+    return s
 
 
 @row(
@@ -159,6 +167,41 @@ def vmap(t: Trial) -> None:
             for i, one in enumerate(got):
                 right = torch.stack([sample[i] for sample in loop])
                 compare.check_same_bits(one, right, "vmap gives other bits than a loop")
+            if s.has_gradient():
+                _batched_gradients(t, s, samples, run)
+
+
+def _batched_gradients(
+    t: Trial, s: Situation, samples: dict[str, torch.Tensor], run: Callable[..., Any]
+) -> None:
+    """Gradients sample by sample, as torch.func makes them, against a loop."""
+    positions = tuple(i for i, name in enumerate(samples) if samples[name].is_floating_point())
+    made = as_tuple(run(*[x[..., 0] for x in samples.values()]))
+    weights = [inputs.random_gradient(o, t.seed) for o in made if o.is_floating_point()]
+
+    def loss(*given: torch.Tensor) -> torch.Tensor:
+        outputs = [o for o in as_tuple(run(*given)) if o.is_floating_point()]
+        return torch.stack([(w * o).sum() for w, o in zip(weights, outputs, strict=True)]).sum()
+
+    gradients = torch.func.grad(loss, positions)
+    got = torch.vmap(gradients, in_dims=-1)(*samples.values())
+    for k in range(2):
+        given = {name: x[..., k] for name, x in samples.items()}
+        alone = gradients(*given.values())
+        if all(bool(compare.same_bits(a[k], b).all()) for a, b in zip(got, alone, strict=True)):
+            continue
+        if t.op.pointwise:
+            for a, b in zip(got, alone, strict=True):
+                compare.check_same_bits(
+                    a[k], b, "vmap of the gradient gives other bits than a loop"
+                )
+        # A batch may be added up in another order than one sample.
+        names = [n for n in samples if samples[n].is_floating_point()]
+        case = tuple({**s.values, **given}.values())
+        wanted = [i for i, n in enumerate(s.values) if n in names]
+        found = dict(zip(names, (g[k] for g in got), strict=True))
+        truth = cases.true_gradients(t.op, cases.as_leaves(case, wanted), weights)
+        truth.check([found.get(n) for n, v in s.values.items() if is_float(v)])
 
 
 def _another(t: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch.autograd.gradcheck import GradcheckError
 
 from opforge.check import cases, explain, inputs
-from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
+from opforge.check.row import Fault, NotApplicable, Trial, row
 from opforge.check.situation import Situation
 from opforge.op import as_tuple, is_float
 
@@ -194,19 +194,60 @@ def _gradcheck(t: Trial, s: Situation, check: Any) -> None:
     "Gradient penalties differentiate the backward: right, or refused.",
 )
 def double_backward(t: Trial) -> None:
-    """gradgradcheck in float64, or an error that says it is not supported."""
-    if torch.float64 not in t.op.dtypes:
-        raise NotRun("no float64 kernel to differentiate twice")
+    """gradgradcheck in float64 where cases are small, the truth for all; or it is refused."""
     tried = 0
-    for s in t.own(torch.float64):
-        if 0 < s.elements <= _FEW and s.has_gradient():
-            tried += 1
-            try:
+    for s in t.own(*t.dtypes):
+        if not s.elements or not s.has_gradient():
+            continue
+        small = s.dtype == torch.float64 and s.elements <= _FEW
+        try:
+            if small:
                 _gradcheck(t, t.trying(s), torch.autograd.gradgradcheck)
-            except NotImplementedError as error:
-                if "not supported for" not in str(error):
-                    raise
-                t.note = f"refused: {error}"
-                return
+            else:
+                _second_order(t, t.trying(s))
+        except NotImplementedError as error:
+            if "not supported for" not in str(error):
+                raise
+            t.note = f"refused: {error}"
+            return
+        tried += 1
     if not tried:
-        raise NotApplicable(f"no differentiable case of at most {_FEW} elements")
+        raise NotApplicable("it has no gradient")
+
+
+def _second_order(t: Trial, s: Situation) -> None:
+    """The gradients of gradients against those of the reference in float64."""
+    assert t.op.reference is not None
+    reference, case = t.op.reference, cases.as_leaves(s.case)
+    wanted = cases.differentiated(t.op, case)
+
+    def penalty(run: Any, values: cases.Case) -> cases.Results:
+        """The gradients of a weighted sum of the gradients."""
+        outputs = [o for o, w in zip(as_tuple(run(*values)), wanted, strict=True) if w]
+        grads = [drawn(o, t.seed, d).requires_grad_() for o, d in zip(outputs, dtypes, strict=True)]
+        leaves = cases.differentiable(values)
+        first = torch.autograd.grad(outputs, leaves, grads, create_graph=True, allow_unused=True)
+        pairs = [
+            (g, drawn(g, t.seed + 1, leaf.dtype))
+            for g, leaf in zip(first, cases.differentiable(case), strict=True)
+            if g is not None and g.requires_grad
+        ]
+        if not pairs:
+            return [None] * (len(leaves) + len(grads))
+        return torch.autograd.grad(
+            [g for g, _ in pairs], [*leaves, *grads], [w for _, w in pairs], allow_unused=True
+        )
+
+    def drawn(like: torch.Tensor, seed: int, dtype: torch.dtype) -> torch.Tensor:
+        """The same numbers for the truth as for the op: rounded to the dtype of the case."""
+        return inputs.random_gradient(like, seed).to(dtype).to(like.dtype)
+
+    with torch.no_grad():
+        made = as_tuple(reference(*case))
+    dtypes = [o.dtype for o, w in zip(made, wanted, strict=True) if w]
+    with t.place():
+        got = penalty(t.op, cases.cast(case))
+    names = [n for n, v in s.values.items() if is_float(v)]
+    names += [f"grad_{r.name}" for r, w in zip(t.op.outputs, wanted, strict=True) if w]
+    names = [f"second derivative by {n} of {t.op.name}" for n in names]
+    cases.Truth(t.op, case, names, lambda values: penalty(reference, values)).check(got)

@@ -30,7 +30,11 @@ def _relaid(t: Trial, base: Situation, change: Change, least_dims: int = 1) -> l
 
 
 def _agree(t: Trial, base: Situation, s: Situation) -> None:
-    """The bits of the contiguous result for a pointwise op, within the allowed error for others."""
+    """The bits of the contiguous result for a pointwise op, within the allowed error for others.
+
+    On the CPU a loop over vectors and one over single elements may differ in the last bit: there
+    are functions for each.
+    """
     t.trying(s)
     if not t.op.pointwise:
         s.both()
@@ -41,7 +45,9 @@ def _agree(t: Trial, base: Situation, s: Situation) -> None:
         s.backward()
     plain, changed = base.results(gradient), s.results(gradient)
     for a, b in zip(plain, changed, strict=True):
-        if a.shape == b.shape:  # the gradient of an expanded input has its own
+        if a.shape != b.shape:  # the gradient of an expanded input has its own
+            continue
+        if t.place.name != "cpu" or not compare.within_an_ulp(a, b):
             compare.check_same_bits(a, b, "not the bits of the contiguous result")
 
 

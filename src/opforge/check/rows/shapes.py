@@ -44,11 +44,13 @@ def own_cases(t: Trial) -> None:
     star=True,
 )
 def empty(t: Trial) -> None:
-    """Right-shaped empty outputs, zero gradients."""
+    """Right-shaped empty outputs, zero gradients, whatever the strides of what is empty."""
     for base in t.kinds():
         for chosen in base.sizes():
             if s := t.resized(base, chosen, 0, _SMALL):
                 s.both()
+                for name in [n for n, x in s.tensors.items() if x.dim() and not x.numel()]:
+                    t.trying(s.change(name, inputs.stepped)).both()
 
 
 @row(2, "scalars", "c s g", "Tensors of one element or no dims: correct, or an error naming it.")
@@ -174,7 +176,7 @@ def _one_huge(t: Trial, s: Situation, gradient: bool) -> None:
     alone=True,  # what lies in between takes gigabytes
 )
 def far_apart(t: Trial) -> None:
-    """Two rows, 2^31 elements apart (memory in between is not touched)."""
+    """Two rows of an input, or of a gradient, with 2^31 elements between that are not touched."""
     dtype = min(t.every_dtype, key=lambda d: d.itemsize)
     for base in t.kinds(dtype):
         for name, tensor in base.tensors.items():
@@ -185,10 +187,15 @@ def far_apart(t: Trial) -> None:
             if not s.makes_sense():
                 continue
             try:
-                s = t.trying(s.change(name, inputs.far_apart))
+                far = t.trying(s.change(name, inputs.far_apart))
             except RuntimeError as error:  # the allocator's
                 raise NotRun(f"not enough memory: {str(error).splitlines()[0]}") from None
-            s.forward()
+            far.forward()
+            if s.has_gradient():
+                far.backward()
+                t.trying(s)
+                del far  # its gigabytes are for the gradient
+                s.backward(inputs.far_apart_gradient)
 
 
 @row(
@@ -224,3 +231,31 @@ def long_row(t: Trial) -> None:
                 continue
             if s := t.resized(base, most.shape[-1], 100_003, 2):
                 s.both()
+
+
+@row(
+    82,
+    "launch-limits",
+    "s",
+    "A GPU refuses a launch with more threads, registers or shared memory than it has; how many a "
+    "kernel asks for follows the sizes and the dtype.",
+    star=True,
+)
+def launch_limits(t: Trial) -> None:
+    """The largest cases, and rows up to 100,003 elements."""
+    for dtype in t.dtypes:
+        for base in t.kinds(dtype):
+            most = max(base.tensors.values(), key=lambda x: x.dim())
+            _launches(t, base)
+            if not most.dim() or most.shape[-1] == 1:
+                continue
+            for length in (1_000, 5_000, 30_000, 100_003):
+                if s := t.resized(base, most.shape[-1], length, 2):
+                    _launches(t, s)
+
+
+def _launches(t: Trial, s: Situation) -> None:
+    """All kernels for these arguments are launched; the simulator refuses what a GPU would."""
+    t.trying(s).call()
+    if s.has_gradient():
+        s.backward()

@@ -41,7 +41,7 @@ def special_values(t: Trial) -> None:
             raise NotApplicable("it has no floating point input")
         # Of several terms near the largest the order decides whether their sum overflows, and where
         # they cancel, what is left of it.
-        ordered = bool(t.op.rowwise)
+        ordered = t.op.rowwise
         for base in t.kinds(dtype):
             for name, tensor in base.floats.items():
                 if not tensor.numel():
@@ -137,3 +137,72 @@ def dropout(t: Trial) -> None:
             other = base.set("p", 0.5).set("seed", base.values["seed"] + 1)
             if torch.equal(as_tuple(base.set("p", 0.5).call())[0], as_tuple(other.call())[0]):
                 raise Fault("another seed drops the same elements")
+
+
+@row(
+    0,
+    "ranges",
+    "c s g",
+    "Small numbers beside large ones, equal ones, sorted ones: what random values never are.",
+)
+def ranges(t: Trial) -> None:
+    """Every tensor in turn over the whole range of its dtype, equal, sorted, one-hot."""
+    changes = (inputs.wide_range, inputs.equal, inputs.ordered, inputs.one_hot)
+    for base in t.kinds():
+        for name, tensor in base.floats.items():
+            for change in changes if tensor.numel() else ():
+                s = base.change(name, change)
+                if s.makes_sense():
+                    t.trying(s).both()
+
+
+@row(
+    75,
+    "gradient-values",
+    "c s g",
+    "A gradient is NaN, infinite, 0, tiny or multiplied by a loss scale sooner or later.",
+    star=True,
+)
+def gradient_values(t: Trial) -> None:
+    """NaN, ±Inf, ±0, subnormal, tiny, huge, constant and sparse gradients of the output."""
+    gradients = (
+        inputs.nan_gradient,
+        inputs.infinite_gradient,
+        inputs.zero_gradient,
+        inputs.subnormal_gradient,
+        inputs.tiny_gradient,
+        inputs.huge_gradient,
+        inputs.constant_gradient,
+        inputs.sparse_gradient,
+    )
+    found = [s for s in t.kinds() if s.has_gradient()]
+    if not found:
+        raise NotApplicable("it has no gradient")
+    for s in found:
+        for gradient in gradients:
+            t.trying(s).backward(gradient)
+
+
+@row(
+    0,
+    "numbers",
+    "c s g",
+    "A factor of 0, 1, below 0 or NaN takes the shortcut that somebody wrote for it.",
+)
+def numbers(t: Trial) -> None:
+    """Every number among the arguments in turn 0, 1, -1.5, 3 and NaN; every bool the other way."""
+    kinds = {"float": (0.0, 1.0, -1.5, 3.0, _NAN), "int": (0, 1, -1, 3), "bool": (False, True)}
+    tried = 0
+    for base in t.kinds():
+        for argument in t.op.forward.args:
+            if argument.name in ("eps", "p", "seed"):  # which have rows of their own
+                continue
+            for value in kinds.get(argument.type.rstrip("?"), ()):
+                if value == base.values[argument.name]:
+                    continue
+                s = base.set(argument.name, value)
+                if s.makes_sense():
+                    t.trying(s).both()
+                    tried += 1
+    if not tried:
+        raise NotApplicable("it has no argument that is a number")

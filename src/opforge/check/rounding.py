@@ -1,0 +1,388 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What rounding does to a formula: float64 arithmetic with random roundings put in.
+
+This is Monte Carlo arithmetic. The reference is run in float64, and every intermediate result is
+moved by a random relative error of the dtype that kernels compute in. Several such runs show, for
+each element, how far honest implementations of the formula are from the exact value. How they are
+spread does not depend on one implementation's luck, and an element beside large ones has its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# These only move, choose or compare values, or flip a sign: nothing is rounded.
+_EXACT = _names(
+    """
+    abs alias amax amin arange as_strided bernoulli cat ceil clamp clamp_max clamp_min clone
+    constant_pad_nd copy copy_ detach embedding empty empty_like empty_strided expand eye fill fill_
+    flip floor full full_like gather hardtanh hardtanh_backward index index_fill index_select
+    leaky_relu_backward lift_fresh masked_fill masked_fill_ masked_scatter masked_select max maximum
+    max_pool2d_with_indices max_pool2d_with_indices_backward median min minimum mode nan_to_num neg
+    neg_ new_empty new_empty_strided new_full new_ones new_zeros ones ones_like permute
+    pixel_shuffle reflection_pad1d reflection_pad2d relu relu_ repeat replication_pad1d
+    replication_pad2d resize_ roll rot90 round scalar_tensor scatter select_backward select_scatter
+    set_ sgn sign slice_backward slice_scatter sort split squeeze t take threshold
+    threshold_backward topk transpose tril triu trunc unfold unsqueeze where zero_ zeros zeros_like
+    _local_scalar_dense _to_copy _unsafe_view _reshape_alias _conj _neg_view view_as_real
+    view_as_complex real imag
+    """
+)
+# Elementwise functions that a kernel may evaluate after rounding their argument, too.
+_FUNCTIONS = _names(
+    """
+    acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 i0
+    lgamma log log10 log1p log2 pow reciprocal rsqrt sin sinc sinh sqrt tan tanh
+    """
+)
+_ARITHMETIC = _names("add add_ sub sub_ rsub mul mul_ div div_ square remainder fmod")
+_PRODUCTS = _names("mm bmm dot mv convolution")
+# Random signs that are drawn at least, and places at least to begin at.
+_POOL, _SHIFTS = 1 << 16, 1 << 12
+
+
+_pools: dict[torch.device, Tensor] = {}
+
+
+def _signs_for(count: int, device: torch.device) -> Tensor:
+    """More random signs than that, to be begun with anywhere: drawing afresh takes most time."""
+    pool = _pools.get(device)
+    if pool is None or len(pool) < count + _SHIFTS:
+        drawn = torch.empty(2 * max(count, _POOL), dtype=torch.float64, device=device)
+        generator = torch.Generator(device).manual_seed(0)
+        pool = drawn.bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+        _pools[device] = pool
+    return pool
+
+
+class _Mode(TorchDispatchMode):
+    """A mode without the guard against compilation, which costs more than what it guards."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+@functools.cache
+def _name(func: Any) -> str:
+    return str(func._schema.name.partition("::")[2])
+
+
+def _flat(args: tuple[Any, ...]) -> Iterator[Any]:
+    """The arguments, and those in lists among them."""
+    for a in args:
+        if isinstance(a, (tuple, list)):
+            yield from a
+        else:
+            yield a
+
+
+class RandomRounding(_Mode):
+    """Inside, every float64 result is moved by a random rounding of ``compute``'s precision.
+
+    Args:
+        compute: the dtype that kernels compute in: float32, or float64.
+        seed: chooses the roundings.
+        results: the dtype of results. For 16 bits the functions of a kernel need not be as exact
+            as float32 is; those of GPUs are good to some 2^-11.
+    """
+
+    def __init__(
+        self, compute: torch.dtype, seed: int, results: torch.dtype = torch.float64
+    ) -> None:
+        super().__init__()
+        info = torch.finfo(compute)
+        # Half an ulp would be lost in float64's own rounding.
+        self._unit = info.eps if compute == torch.float64 else info.eps / 2
+        self._least = info.smallest_normal * self._unit
+        self._most = info.max
+        self._compute = compute
+        self._function_unit = self._unit
+        if results in (torch.float16, torch.bfloat16):
+            self._function_unit = torch.finfo(results).eps / 32
+        self._seed = seed
+        self._draw = random.Random(seed)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = _name(func)
+        if name in _EXACT or func.is_view or not any(map(_is_wide, _flat(args))):
+            return func(*args, **kwargs)
+        if name == "cumsum":
+            return self._cumsum(*args, **kwargs)
+        if name in ("sum", "mean"):
+            return self._sum(func, name == "mean", args, kwargs)
+        if name in _PRODUCTS:
+            return self._product(func, name, args, kwargs)
+        if name in ("var", "var_mean", "std", "std_mean"):
+            with self:
+                return _moments(name, *args, **kwargs)
+        if name not in _FUNCTIONS and name not in _ARITHMETIC:
+            with self:
+                done = _decomposed(func, args, kwargs)
+            if done is not None:
+                return done
+        if name not in _ARITHMETIC and not func._schema.is_mutable:
+            # A function, or an op of which nothing is known: it may add up what it is given.
+            terms = 1 if name in _FUNCTIONS else _most_terms(func, args, kwargs)
+            args = tuple(self._rounded(a, self._unit * math.sqrt(terms)) for a in args)
+        result = func(*args, **kwargs)
+        if func._schema.is_mutable:
+            if _is_wide(result):
+                result.copy_(self._rounded(result))
+            return result
+        if isinstance(result, (tuple, list)):
+            return type(result)(self._rounded(r) for r in result)
+        return self._rounded(result, self._function_unit if name in _FUNCTIONS else self._unit)
+
+    def _signs(self, like: Tensor) -> Tensor:
+        """Random 1 and -1: the extremes, because a mean over roundings must not hide the worst."""
+        pool = _signs_for(like.numel(), like.device)
+        begin = self._draw.randrange(len(pool) - like.numel())
+        return pool[begin : begin + like.numel()].view(like.shape)
+
+    def _moved(self, value: Tensor, size: Tensor) -> Tensor:
+        """``value`` with a random error of this size; what is zero or not finite stays."""
+        if value.is_complex():
+            parts = torch.view_as_real(value.resolve_conj())
+            return torch.view_as_complex(parts + self._signs(parts) * size.unsqueeze(-1))
+        size = torch.where((value == 0) | ~torch.isfinite(size), 0.0, size.clamp(min=self._least))
+        return self._in_range(value + self._signs(value) * size)
+
+    def _in_range(self, value: Tensor) -> Tensor:
+        """What overflows in a kernel does so here: the sigmoid of -90 is 0 by an infinity."""
+        if value.numel() and not bool(value.abs().amax() <= self._most):  # or a NaN
+            return torch.where(value.abs() > self._most, value * math.inf, value)
+        return value
+
+    def _rounded(self, value: Any, unit: float = 0.0) -> Any:
+        """One rounding, or another relative error."""
+        unit = unit or self._unit
+        if not _is_wide(value) or not value.numel():
+            return value
+        if value.is_complex():
+            return self._moved(value, value.abs() * unit)
+        moved = torch.addcmul(value, value, self._signs(value), value=unit)
+        small = (value.abs() < self._least / unit) & (value != 0)  # whose rounding is larger
+        if bool(small.any()):
+            moved = torch.where(small, self._moved(value, value.abs() * unit), moved)
+        return self._in_range(moved)
+
+    def _summed(
+        self, total: Tensor, squares: Tensor, count: Tensor | float, serial: Tensor | None = None
+    ) -> Tensor:
+        """A sum of ``count + 1`` terms in any order, one rounding each.
+
+        Its error is that of partial sums: about as large as random signs make them, or, where terms
+        have one sign, growing up to the total. ``serial`` is what comes of adding one by one: of
+        equal terms many roundings have the same sign.
+        """
+        partial = torch.maximum(squares.clamp(min=0).sqrt(), total.abs() / math.sqrt(3))
+        size = partial * self._unit * (count**0.5)
+        if serial is not None:
+            size = torch.maximum(size, (serial - total).abs() / 4)
+        # A total of exactly 0 may be one of terms that cancel: another order may leave something.
+        rest = self._signs(total) * size
+        return torch.where((total == 0) & (squares > 0), rest, self._moved(total, size))
+
+    def _sum(self, func: Any, mean: bool, args: tuple[Any, ...], kwargs: Any) -> Any:
+        total, x = func(*args, **kwargs), args[0]
+        count = x.numel() // max(total.numel(), 1)
+        if not _is_wide(total) or count < 2 or not x.is_floating_point():
+            return self._rounded(total) if mean else total
+        if mean:  # in sums, not in means
+            total = total * count
+        dim = args[1] if len(args) > 1 and args[1] else None
+        squares = x.square().sum(dim).reshape(total.shape)
+        moved = self._summed(total, squares, count - 1, self._one_by_one(x, dim, total.shape))
+        return moved / count if mean else moved
+
+    def _one_by_one(self, x: Tensor, dim: Any, shape: torch.Size) -> Tensor | None:
+        """The sum in the dtype of kernels, term by term; numpy adds so, torch does not."""
+        if x.device.type != "cpu":
+            return None
+        dims = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+        summed = sorted(d % x.dim() for d in dims)
+        order = [d for d in range(x.dim()) if d not in summed] + summed
+        rows = x.detach().permute(order).flatten(len(order) - len(summed)).to(self._compute)
+        total = np.add.accumulate(rows.numpy(), axis=-1)[..., -1]
+        return torch.from_numpy(np.ascontiguousarray(total)).double().reshape(shape)
+
+    def _cumsum(self, x: Tensor, dim: int, **kwargs: Any) -> Tensor:
+        total = short_cumsum(x, dim)
+        if not _is_wide(total) or x.is_complex() or not x.dim():
+            return total
+        shape = [1] * x.dim()
+        shape[dim] = x.shape[dim]
+        count = torch.arange(x.shape[dim], dtype=torch.float64, device=x.device).view(shape)
+        serial = None
+        if x.device.type == "cpu":
+            added = np.add.accumulate(x.detach().to(self._compute).numpy(), axis=dim)
+            serial = torch.from_numpy(added).double()
+        return self._summed(total, short_cumsum(x.square(), dim), count, serial)
+
+    def _product(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Tensor:
+        """Sums of products; their number follows from the second operand."""
+        total: Tensor = func(*args, **kwargs)
+        if not _is_wide(total) or total.is_complex():
+            return total
+        a, b = args[0], args[1]
+        count = b[0].numel() if name == "convolution" else a.shape[-1]
+        squared = [a.square(), b.square(), *args[2:]]
+        if name == "convolution" and squared[2] is not None:
+            squared[2] = squared[2].square()
+        return self._summed(total, func(*squared, **kwargs), max(count, 1))
+
+
+def _most_terms(func: Any, args: tuple[Any, ...], kwargs: Any) -> int:
+    """How many terms an element of a result adds up, at most, by the numbers of elements."""
+    given = [a.numel() for a in args if isinstance(a, Tensor)]
+    result = func(*args, **kwargs)
+    results = result if isinstance(result, (tuple, list)) else [result]
+    made = [r.numel() for r in results if r is not None]
+    return max(max(given, default=1) // max(min(made, default=1), 1), 1)
+
+
+class NarrowRounding(_Mode):
+    """Inside, every 16-bit result is rounded up or down at random, as its neighbours are near.
+
+    Here the reference is run in the dtypes of a case. Where it rounds to 16 bits on the way, an
+    implementation may do so, too, there or elsewhere, or not at all.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+        # By address: what was rounded, kept so that no other takes its place, and what it was.
+        self._exact: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def unrounded(self, result: Tensor | None) -> Tensor | None:
+        """A result before its own rounding, which is allowed for anyway."""
+        if result is None or result.data_ptr() not in self._exact:
+            return result
+        rounded, exact = self._exact[result.data_ptr()]
+        same = rounded.numel() == result.numel() and rounded.is_contiguous()
+        return exact.reshape(result.shape) if same and result.is_contiguous() else result
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = _name(func)
+        if func.is_view or (name in _EXACT and name != "_to_copy"):
+            return func(*args, **kwargs)
+        if func._schema.is_mutable:
+            result = func(*args, **kwargs)
+            if _is_narrow(result):
+                exact = result.double()
+                result.copy_(self._rounded(exact, result.dtype))
+                self._exact[result.data_ptr()] = result, exact
+            return result
+        real = func(*args, **kwargs)
+        several = isinstance(real, (tuple, list))
+        results = list(real) if several else [real]
+        if not any(_is_narrow(r) for r in results):
+            return real
+        if name == "_to_copy":  # which may move to another device, too
+            wide = args[0].double().to(real.device)
+        else:
+            wide = func(*(a.double() if _is_inexact(a) else a for a in args), **kwargs)
+        for i, (r, e) in enumerate(zip(results, wide if several else [wide], strict=True)):
+            if _is_narrow(r):
+                results[i] = self._rounded(e, r.dtype)
+                self._exact[results[i].data_ptr()] = results[i], e
+        return type(real)(results) if several else results[0]
+
+    def _rounded(self, exact: Tensor, dtype: torch.dtype) -> Tensor:
+        noise = torch.rand(exact.shape, generator=self._generator, dtype=torch.float64) - 0.5
+        info = torch.finfo(dtype)
+        _, exponent = torch.frexp(exact.abs().clamp(min=info.smallest_normal))
+        spacing = torch.ldexp(torch.full_like(exact, info.eps / 2), exponent)
+        return (exact + noise.to(exact.device) * spacing).to(dtype)
+
+
+def _is_inexact(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
+
+
+def random_rounding(value: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
+    """A float64 tensor with the error of a rounding to ``dtype``: up or down, at random."""
+    if not _is_wide(value) or not dtype.is_floating_point or value.is_complex():
+        return value
+    mode = RandomRounding(dtype, seed)
+    return mode._moved(value, value.abs() * (mode._unit / 2))
+
+
+def _is_wide(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.float64, torch.complex128)
+
+
+def short_cumsum(x: Tensor, dim: int) -> Tensor:
+    """torch.cumsum by blocks, and then the blocks before each.
+
+    On a CPU torch adds one by one: of equal terms many roundings have the same sign, and in float64
+    the truth would be further from the exact sums than a kernel may be.
+    """
+    n = x.shape[dim] if x.dim() else 0
+    if n < 2:
+        return torch.cumsum(x, dim)
+    size = math.isqrt(n)
+    rows = torch.nn.functional.pad(x.movedim(dim, -1), (0, -n % size)).unflatten(-1, (-1, size))
+    inside = torch.cumsum(rows, -1)
+    before = torch.cumsum(torch.nn.functional.pad(inside[..., :-1, -1], (1, 0)), -1)
+    return (inside + before.unsqueeze(-1)).flatten(-2)[..., :n].movedim(-1, dim)
+
+
+def _moments(
+    name: str, x: Tensor, dim: Any = None, correction: Any = 1, keepdim: bool = False
+) -> Any:
+    """Variance and standard deviation from differences to the mean, as honest kernels take them."""
+    if isinstance(dim, bool):  # var(x, unbiased)
+        dim, correction = None, int(dim)
+    dims = list(range(x.dim())) if dim is None or dim == [] else dim
+    mean = x.mean(dims, keepdim=True)
+    count = x.numel() // max(mean.numel(), 1)
+    squares = (x - mean).square().sum(dims, keepdim=keepdim)
+    left = count - (1 if correction is None else correction)
+    result = squares / left if left > 0 else squares / 0.0
+    if name.startswith("std"):
+        result = result.sqrt()
+    if name.endswith("_mean"):
+        return result, mean if keepdim else mean.reshape(result.shape)
+    return result
+
+
+def _decomposed(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    """What torch's own decomposition of an op gives; None if there is none."""
+    known = _decompositions().get(func)
+    if known is None:
+        return None
+    result = known(*args, **kwargs)
+    return None if result is NotImplemented else result
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    import torch._decomp
+    import torch._refs  # which adds its own
+
+    return torch._decomp.decomposition_table

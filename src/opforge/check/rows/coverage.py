@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows about code that no ordinary case reaches."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+
+from opforge.check.row import Fault, NotApplicable, NotRun, Trial, last_words, row
+from opforge.check.search import recipe as recipes
+from opforge.check.search import stored
+from opforge.check.search.search import Search
+from opforge.coverage import lines
+from opforge.errors import RecordError, ToolchainError
+
+_SHOWN = 12  # stretches of code that a report names
+
+
+@row(
+    0,
+    "found-cases",
+    "c s g",
+    "Cases that a search found to reach what others do not: sizes the code compares with, rare "
+    "layouts, frozen arguments; against float64 truth.",
+)
+def found_cases(t: Trial) -> None:
+    """Outputs and gradients of every found case are near the truth."""
+    _refuse(t)
+    tried = 0
+    for recipe in t.recipes():
+        with contextlib.suppress(RecordError):  # a case that the record has no more
+            s = recipe.situation(t.op, t.place, t.seed)
+            if s.makes_sense():
+                last_words(s.describe())
+                recipes.compare(t.trying(s), recipe)
+                tried += 1
+    if not tried:
+        raise NotApplicable("no cases were found or stored")
+    t.note = f"{tried} cases"
+
+
+@row(
+    73,
+    "coverage",
+    "c s",
+    "Code that no case reaches has not been checked, whatever else passes.",
+    star=True,
+)
+def coverage(t: Trial) -> None:
+    """Every block of the kernels and their host code is reached, or the source says why not."""
+    _refuse(t)
+    search = Search(t.op, t.place.name, t.seed, last_words)
+    search.replay(t.recipes())
+    reached = search.reached()
+    if not reached.points:
+        raise NotRun("no debug information of the op's sources was found in its library")
+    own, headers = reached.of(lines.is_own), reached.of(lambda file: not lines.is_own(file))
+    t.coverage = {
+        "share": own.share,
+        "blocks": len(own.points),
+        "named": len(own.named),
+        "missing": own.texts(),
+        "instances": reached.instances[0] / max(reached.instances[1], 1),
+        "with headers": reached.share,
+        "headers": headers.by_file(),
+    }
+    texts = own.texts()
+    t.note = f"{own.share:.0%} of {len(own.points)} blocks"
+    t.note += f" ({reached.share:.0%} of {len(reached.points)} with opforge's headers)"
+    if own.named:
+        t.note += f", {len(own.named)} named as unreached"
+    if texts:
+        listed = "; ".join(texts[:_SHOWN]) + (" …" if len(texts) > _SHOWN else "")
+        t.note += f"; not reached: {listed}"
+        if t.full:
+            raise Fault(
+                "\n".join(f"not reached: {text}" for text in texts[:_SHOWN])
+                + "\nadd a case to the record that gets there, delete the code, or say why no test "
+                "can: `// unreached: <reason>`"
+            )
+
+
+def _refuse(t: Trial) -> None:
+    """Raise where there is no code to look at, or nothing to look at it with."""
+    if t.place.name == "cuda":
+        return
+    if platform.machine() != "x86_64":
+        raise NotRun(f"coverage reads x86-64 machine code, this is {platform.machine()}")
+    try:
+        reason = stored.missing(t.op, t.place.name)
+    except ToolchainError as error:
+        raise NotRun(str(error)) from None
+    if reason.startswith("it has no"):
+        raise NotApplicable(reason)
+    if reason:
+        raise NotRun(reason)

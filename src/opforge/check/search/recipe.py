@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A recipe: a case that was found, as a few words of JSON that make it again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from opforge.check import cases, inputs, situation
+from opforge.check.place import Place
+from opforge.check.situation import Situation
+from opforge.errors import RecordError
+from opforge.op import Op, as_tuple
+
+LAYOUTS = (
+    "contiguous",
+    "offset",
+    "stepped",
+    "padded",
+    "transposed",
+    "expanded",
+    "expanded_last",
+    "channels_last",
+)
+GRADIENTS = (
+    "random_gradient",
+    "narrow_gradient",
+    "expanded_gradient",
+    "transposed_gradient",
+    "repeated_gradient",
+    "column_gradient",
+    "offset_gradient",
+)
+VALUES: tuple[tuple[str, float], ...] = (
+    ("put", float("nan")),
+    ("put", float("inf")),
+    ("put", -float("inf")),
+    ("put", 0.0),
+    ("fill_row", -float("inf")),
+    ("fill_row", 0.0),
+    ("scaled", 1e4),
+    ("scaled", 1e-4),
+    ("scaled", 1e37),
+    ("shifted", 1e3),
+)
+
+
+_HUGE = 1e30
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make a case from one of the record's.
+
+    ``sizes`` are the record's and what they become, ``dims`` is how many are put before those of
+    the tensors that have the most; ``options`` are arguments that are no tensors,
+    or None; ``values`` and ``layouts`` name functions of :mod:`opforge.check.inputs`, as
+    ``gradient`` does, which is None where no tensor wants one. ``only`` is the position of the one
+    argument that does, ``output`` of the one output that gets one.
+    """
+
+    case: int
+    dtype: str
+    sizes: tuple[tuple[int, int], ...] = ()
+    dims: int = 0
+    options: tuple[tuple[str, Any], ...] = ()
+    dtypes: tuple[tuple[str, str], ...] = ()
+    values: tuple[tuple[str, str, float], ...] = ()
+    layouts: tuple[tuple[str, str], ...] = ()
+    gradient: str | None = "random_gradient"
+    only: int | None = None
+    output: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Without what it has by default."""
+        plain = Recipe(self.case, self.dtype)
+        own = {k: v for k, v in vars(self).items() if v != getattr(plain, k)}
+        if self.values:  # JSON has no infinities
+            own["values"] = [(name, what, str(value)) for name, what, value in self.values]
+        return {"case": self.case, "dtype": self.dtype, **own}
+
+    def situation(self, op: Op, place: Place, seed: int) -> Situation:
+        """The case itself; raises where the record has changed so that it cannot be made."""
+        made = situation.own(op, place, _dtype(self.dtype), seed)
+        if self.case >= len(made):
+            raise RecordError(f"the record of {op.name} has no case {self.case} any more")
+        return self.apply(made[self.case])
+
+    def apply(self, s: Situation) -> Situation:
+        """The case, from the record's that it begins with."""
+        if self.sizes:
+            s = s.resize(dict(self.sizes))
+        most = max(t.dim() for t in s.tensors.values())
+        for name in [n for n, t in s.tensors.items() if self.dims and t.dim() == most]:
+            s = s.change(name, inputs.more_dims, self.dims)
+        for name, value in self.options:
+            s = s.set(name, value)
+        for name, dtype in self.dtypes:
+            s = s.change(name, inputs.to_dtype, _dtype(dtype))
+        for name, function, value in self.values:
+            s = s.change(name, getattr(inputs, function), value)
+        for name, layout in self.layouts:
+            s = s.change(name, getattr(inputs, layout))
+        return s
+
+
+def from_json(data: dict[str, Any]) -> Recipe:
+    """What :meth:`Recipe.as_json` gave, with JSON's lists as tuples again."""
+    pairs = ("sizes", "options", "dtypes", "values", "layouts")
+    given: dict[str, Any] = {k: tuple(map(tuple, v)) if k in pairs else v for k, v in data.items()}
+    given["options"] = tuple(
+        (name, tuple(value) if isinstance(value, list) else value)
+        for name, value in given.get("options", ())
+    )
+    given["values"] = tuple((name, what, float(v)) for name, what, v in given.get("values", ()))
+    return Recipe(**given)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def name_of(dtype: torch.dtype) -> str:
+    """``float32``, as recipes have it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def exercise(s: Situation, recipe: Recipe) -> None:
+    """Run the op, and its backward as the recipe says; nothing is compared."""
+    if recipe.gradient is None:
+        with torch.no_grad():
+            s.call()
+        return
+    case = cases.as_leaves(s.case, recipe.only)
+    with s.place():
+        outputs = [o for o in as_tuple(s.op(*case)) if o.requires_grad]
+        if recipe.output is not None:
+            outputs = outputs[recipe.output : recipe.output + 1]
+        if outputs:
+            make = getattr(inputs, recipe.gradient)
+            torch.autograd.backward(outputs, [make(o.detach(), s.seed) for o in outputs])
+
+
+def compare(s: Situation, recipe: Recipe) -> None:
+    """Outputs and gradients must be near the truth.
+
+    Not gradients where values are infinite or close to it: sums of them have no order to keep. Nor
+    those of mixed dtypes, whose error is one of the narrower dtype: that they run is enough.
+    """
+    s.forward()
+    if any(not abs(value) < _HUGE for _, _, value in recipe.values):
+        return
+    if recipe.dtypes:
+        exercise(s, recipe)
+    elif recipe.gradient is not None and s.has_gradient(recipe.only):
+        s.backward(getattr(inputs, recipe.gradient), recipe.only, recipe.output)

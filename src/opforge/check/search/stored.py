@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recipes that a search has found, kept beside the build cache or in the op's folder.
+
+They hold for the sources they were found with. When those change they are where the next search
+begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opforge import settings
+from opforge.build import cache
+from opforge.build.plan import COVERAGE, has_sources, plan
+from opforge.check.search import recipe
+from opforge.check.search.recipe import Recipe
+from opforge.check.search.search import Search, Tell
+from opforge.errors import CacheError, OpforgeError, ToolchainError
+from opforge.op import Op
+
+FILE = "cases.json"  # in an op's folder
+QUICK, FULL = 5.0, 60.0  # seconds that a search may take
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The recipes of an op at a place, and what they were found with."""
+
+    recipes: list[Recipe] = field(default_factory=list)
+    sources: str = ""  # digest
+    seconds: float = 0.0  # that were searched
+
+
+def load(op: Op, place: str) -> Stored:
+    """What is stored: found with the very sources if possible, else whatever there is."""
+    found = [_read(path, place) for path in (_beside_cache(op), _in_folder(op)) if path is not None]
+    digest = sources(op, place)
+    fitting = [s for s in found if s.sources == digest and s.recipes]
+    best = sorted(fitting or found, key=lambda s: (s.seconds, len(s.recipes)))
+    return best[-1] if best else Stored()
+
+
+def found(op: Op, place: str, seed: int, full: bool, tell: Tell | None = None) -> list[Recipe]:
+    """The recipes for an op at a place, searched for if they are not there; on a GPU, those stored.
+
+    Raises ToolchainError where there is nothing to search with.
+    """
+    if place not in COVERAGE:
+        return load(op, "sim").recipes
+    budget = FULL if full else QUICK
+    with cache.lock(f"{op.name}-{place}-cases"):
+        known = load(op, place)
+        if known.sources == sources(op, place) and known.seconds >= budget:
+            return known.recipes
+        search = Search(op, place, seed, tell)
+        search.replay(known.recipes)
+        search.explore(budget)
+        recipes = search.found.recipes
+        save(_beside_cache(op), op, place, Stored(recipes, sources(op, place), budget))
+        return recipes
+
+
+def keep(op: Op) -> Path | None:
+    """Put what was found for an op into its folder; None if there is nothing."""
+    path = _in_folder(op)
+    kept = False
+    for place in COVERAGE:
+        known = load(op, place)
+        if known.recipes:
+            save(path, op, place, known)
+            kept = True
+    return path if kept else None
+
+
+def save(path: Path | None, op: Op, place: str, stored: Stored) -> None:
+    """Write the recipes for one place; those for the other stay as they are."""
+    assert path is not None
+    data = _json(path)
+    data[place] = {
+        "sources": stored.sources,
+        "seconds": stored.seconds,
+        "cases": [r.as_json() for r in stored.recipes],
+    }
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    cache.replace_text(path, _text({"op": op.name, **data}))
+    path.chmod(0o644)
+
+
+def _text(data: dict[str, Any]) -> str:
+    """JSON with a case a line, which a reader and a diff can follow."""
+    parts = [f' "op": {json.dumps(data["op"])}']
+    for place in (p for p in COVERAGE if p in data):
+        one = data[place]
+        cases = ",\n".join(f"   {json.dumps(c)}" for c in one["cases"])
+        parts.append(
+            f' "{place}": {{\n  "sources": "{one["sources"]}",\n  "seconds": {one["seconds"]},\n'
+            f'  "cases": [\n{cases}\n  ]\n }}'
+        )
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def sources(op: Op, place: str) -> str:
+    """Identifies the record and what a place's kernels are made of; empty where that is unknown."""
+    try:
+        parts = plan(op, COVERAGE[place]).ingredients
+    except OpforgeError:  # no source, no compiler
+        return ""
+    assert op.folder is not None
+    own = {k: v for k, v in parts.items() if k.startswith(("source", "header"))}
+    own["record"] = hashlib.sha256((op.folder / "op.py").read_bytes()).hexdigest()
+    return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _read(path: Path, place: str) -> Stored:
+    one = _json(path).get(place)
+    if not isinstance(one, dict):
+        return Stored()
+    try:
+        recipes = [recipe.from_json(r) for r in one["cases"]]
+        return Stored(recipes, str(one["sources"]), float(one["seconds"]))
+    except (KeyError, TypeError, ValueError):
+        return Stored()  # of another version: searched anew
+
+
+def _json(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        data = json.loads(path.read_text())
+        if isinstance(data, dict):
+            return data
+    return {}
+
+
+def _in_folder(op: Op) -> Path:
+    assert op.folder is not None
+    return op.folder / FILE
+
+
+def _beside_cache(op: Op) -> Path | None:
+    with contextlib.suppress(CacheError):
+        where = hashlib.sha256(str(op.folder).encode(errors="surrogateescape")).hexdigest()[:12]
+        return cache.root() / "cases" / f"{op.name}-{where}.json"
+    return None
+
+
+def missing(op: Op, place: str) -> str:
+    """Why nothing can be searched for here, if so."""
+    if not has_sources(op, COVERAGE[place]):
+        return f"it has no {'CPU' if place == 'cpu' else 'CUDA'} source"
+    try:
+        planned = plan(op, COVERAGE[place])
+    except ToolchainError as error:
+        return str(error)
+    if cache.lookup(planned.entry) is None and not settings.jit_enabled():
+        return f"{planned.library} is not built, and OPFORGE_JIT=0 forbids it"
+    return ""
