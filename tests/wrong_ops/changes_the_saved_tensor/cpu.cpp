@@ -2,7 +2,26 @@
 #include <opforge/cpu_elementwise.h>
 #include <opforge/host.h>
 
+#include <cmath>
+
 namespace opforge {
+
+Tensor changes_the_saved_tensor_cpu(const Tensor& x) {
+  const Tensor y = empty(sizes(x), x);
+  over_elements(
+      y,
+      [&](const Layout<2>& layout, const Tensor& y, const Tensor& x) {
+        dispatch(dtype_of(x), [&]<class T>(Type<T>) {
+          Walk<2> at(layout, 0);
+          for (int64_t i = 0; i < layout.count(); ++i, at.next()) {
+            const auto v = widen(data<T>(x)[at.offset[1]]);
+            mutable_data<T>(y)[at.offset[0]] = narrow<T>(1 / (1 + std::exp(-v)));
+          }
+        });
+      },
+      x);
+  return y;
+}
 
 Tensor changes_the_saved_tensor_backward_cpu(const Tensor& grad_y, const Tensor& y) {
   OPFORGE_CHECK(same_shape(grad_y, y) && dtype_code(grad_y) == dtype_code(y),
@@ -27,6 +46,7 @@ Tensor changes_the_saved_tensor_backward_cpu(const Tensor& grad_y, const Tensor&
   return grad_x;
 }
 
+OPFORGE_IMPL(changes_the_saved_tensor, changes_the_saved_tensor_cpu)
 OPFORGE_IMPL(changes_the_saved_tensor_backward, changes_the_saved_tensor_backward_cpu)
 
 }  // namespace opforge

@@ -6,6 +6,19 @@
 
 namespace opforge {
 
+std::tuple<Tensor, Tensor> missing_gradient_shortcut_cpu(const Tensor& x) {
+  const Tensor sine = empty(sizes(x), x), cosine = empty(sizes(x), x);
+  const Tensor from = contiguous(x);
+  dispatch(dtype_of(x), [&]<class T>(Type<T>) {
+    for (int64_t i = 0; i < x.numel(); ++i) {
+      const auto v = widen(data<T>(from)[i]);
+      mutable_data<T>(sine)[i] = narrow<T>(std::sin(v));
+      mutable_data<T>(cosine)[i] = narrow<T>(std::cos(v));
+    }
+  });
+  return {sine, cosine};
+}
+
 Tensor missing_gradient_shortcut_backward_cpu(const Tensor& grad_sine, const Tensor& grad_cosine,
                                               const Tensor& x) {
   for (const Tensor& grad : {grad_sine, grad_cosine}) {
@@ -36,6 +49,7 @@ Tensor missing_gradient_shortcut_backward_cpu(const Tensor& grad_sine, const Ten
   return grad_x;
 }
 
+OPFORGE_IMPL(missing_gradient_shortcut, missing_gradient_shortcut_cpu)
 OPFORGE_IMPL(missing_gradient_shortcut_backward, missing_gradient_shortcut_backward_cpu)
 
 }  // namespace opforge

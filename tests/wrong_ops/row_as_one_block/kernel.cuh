@@ -7,7 +7,7 @@
 namespace opforge {
 
 template <class T>
-__global__ void row_sum(Matrix<const T> x, T* y, int64_t cols) {
+__global__ void __launch_bounds__(1024) row_sum(Matrix<const T> x, T* y, int64_t cols) {
   const int64_t row = blockIdx.x, col = threadIdx.x;
   const compute_t<T> own = col < cols ? widen(*x.at(row, col)) : 0;
   const compute_t<T> sum = group_sum(own, int(blockDim.x));

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many generated faults does `opforge check` notice?
+
+``python tests/mutation/run.py --count 300 --json FILE`` mutates the kernels of built-in ops, builds
+each mutant and checks it: quick, then, what survived, in full; and with opcheck and gradcheck for
+comparison. A mutant that does not compile is left out, and so is one whose machine code is that of
+the original: it is no fault. FILE is written as results come, and a run goes on from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mutants import SOURCE, Mutant, choose
+
+OPS = sorted(p.parent.name for p in SOURCE.glob("ops/*/cpu.cpp"))
+_KILLED, _SURVIVED, _STILLBORN, _EQUIVALENT = "killed", "survived", "stillborn", "equivalent"
+
+# In the mutant's package: builds the op for a place and prints a digest of its machine code.
+_BUILD = """
+import hashlib, subprocess, sys
+from opforge import discover
+from opforge.build import compile
+from opforge.build.plan import plan, plan_simulator
+op = discover.find(sys.argv[1])
+plans = [plan(op, sys.argv[2])] + ([plan_simulator()] if sys.argv[2] != "cpu" else [])
+library = compile.build(plans, quiet=True)[0].path
+stripped = subprocess.run(
+    ["objcopy", "-O", "binary", "--only-section=.text", "--only-section=.rodata",
+     "--only-section=.text.*", "--only-section=.rodata.*", str(library), "/dev/stdout"],
+    capture_output=True, check=True,
+).stdout
+print(hashlib.sha256(stripped).hexdigest())
+"""
+# What an author has without opforge.
+_BASELINE = """
+import contextlib, sys, warnings
+import torch
+from opforge import Make, discover, sim
+warnings.simplefilter("ignore")
+op = discover.find(sys.argv[1])
+place = sim.active if sys.argv[2] == "sim" else contextlib.nullcontext
+overload = getattr(getattr(torch.ops, op.namespace), op.name).default
+for case in op.iter_cases(Make(torch.float32, requires_grad=True)):
+    with place():
+        torch.library.opcheck(overload, case)
+for case in op.iter_cases(Make(torch.float64, requires_grad=True)):
+    tensors = [a for a in case if isinstance(a, torch.Tensor) and a.requires_grad]
+    if tensors and sum(t.numel() for t in tensors) <= 200:
+        with place():
+            torch.autograd.gradcheck(overload, case)
+"""
+
+
+class Workshop:
+    """A copy of the package that is mutated, and a cache of its own, beside others."""
+
+    def __init__(self, folder: Path, jobs: str) -> None:
+        self.folder = folder
+        self.package = folder / "opforge"
+        shutil.copytree(SOURCE, self.package)
+        self.environment = {
+            **os.environ,
+            "PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}",
+            "OPFORGE_CACHE_DIR": str(folder / "cache"),
+            "MAX_JOBS": jobs,
+            "OMP_NUM_THREADS": "2",
+            "OMP_WAIT_POLICY": "passive",
+        }
+
+    @contextlib.contextmanager
+    def mutated(self, mutant: Mutant) -> Any:
+        """Within it, the copy has the fault."""
+        path = self.package / mutant.file
+        text = path.read_text()
+        lines = text.splitlines()
+        assert lines[mutant.line - 1] == mutant.old
+        lines[mutant.line - 1] = mutant.new
+        path.write_text("\n".join(lines) + "\n")
+        try:
+            yield
+        finally:
+            path.write_text(text)
+
+    def run(self, *command: str, limit: float) -> tuple[int, str]:
+        """Exit code and output; 124 if it takes too long."""
+        with tempfile.TemporaryFile("w+") as said:
+            process = subprocess.Popen(
+                [sys.executable, *command],
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(limit)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, 9)
+                process.wait()
+                code = 124
+            said.seek(0)
+            return code, said.read()
+
+    def code_of(self, op: str, place: str) -> str | None:
+        """A digest of the machine code; None if it does not compile."""
+        code, said = self.run("-c", _BUILD, op, place, limit=900)
+        return said.strip().splitlines()[-1] if code == 0 else None
+
+    def checked(self, mutant: Mutant, full: bool) -> tuple[str, str]:
+        """What the check says about the mutant, and the row that says it."""
+        options = ["--on", mutant.place, "--stop", *(["--full"] if full else [])]
+        report = self.folder / "report.json"
+        report.unlink(missing_ok=True)
+        limit = 3600 if full else 900
+        code, said = self.run(
+            "-m", "opforge", "check", mutant.op, *options, "--json", str(report), limit=limit
+        )
+        if code == 124:
+            return _KILLED, f"no end after {limit} s"
+        if code == 0:
+            return _SURVIVED, ""
+        with contextlib.suppress(OSError, ValueError):
+            for one in json.loads(report.read_text())["ops"]:
+                for result in one["results"]:
+                    if result["outcome"] == "failed":
+                        return _KILLED, result["row"]
+        return _KILLED, " ".join(said.split())[-120:]
+
+
+def judge(shop: Workshop, mutant: Mutant, originals: dict[str, str | None], full: bool) -> Any:
+    """Everything about one mutant."""
+    started = time.monotonic()
+    result: dict[str, Any] = {**asdict(mutant), "name": mutant.name}
+    key = f"{mutant.op} {mutant.place}"
+    if key not in originals:
+        originals[key] = shop.code_of(mutant.op, mutant.place)
+    with shop.mutated(mutant):
+        code = shop.code_of(mutant.op, mutant.place)
+        if code is None or code == originals[key]:
+            result["quick"] = _STILLBORN if code is None else _EQUIVALENT
+        else:
+            result["quick"], result["row"] = shop.checked(mutant, full=False)
+            if full and result["quick"] == _SURVIVED:
+                result["full"], result["row"] = shop.checked(mutant, full=True)
+            code_of_baseline, _ = shop.run("-c", _BASELINE, mutant.op, mutant.place, limit=600)
+            result["baseline"] = _KILLED if code_of_baseline else _SURVIVED
+    result["seconds"] = round(time.monotonic() - started, 1)
+    return result
+
+
+def summary(results: list[dict[str, Any]]) -> str:
+    """The shares, in words."""
+    faults = [r for r in results if r["quick"] in (_KILLED, _SURVIVED)]
+    count = Counter(r["quick"] for r in results)
+    lines = [
+        f"{len(results)} mutants: {count[_STILLBORN]} do not compile, {count[_EQUIVALENT]} are the "
+        f"original's machine code, {len(faults)} are judged"
+    ]
+    if faults:
+        quick = sum(r["quick"] == _KILLED for r in faults)
+        full = sum(_KILLED in (r["quick"], r.get("full")) for r in faults)
+        baseline = sum(r["baseline"] == _KILLED for r in faults)
+        for what, killed in (
+            ("the quick check", quick),
+            ("the full check", full),
+            ("opcheck and gradcheck", baseline),
+        ):
+            lines.append(f"{what} notices {killed} of {len(faults)}: {killed / len(faults):.1%}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=300, help="mutants")
+    parser.add_argument("--ops", nargs="*", default=OPS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1))
+    parser.add_argument("--full", action="store_true", help="survivors in full, too")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many")
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE")
+    given = parser.parse_args()
+    results: list[dict[str, Any]] = []
+    if given.json.exists():
+        results = json.loads(given.json.read_text())["mutants"]
+    known = {(r["name"], r["new"]) for r in results}
+    todo = [m for m in choose(given.ops, given.count, given.seed) if (m.name, m.new) not in known]
+    # Mutants of one op beside each other: each workshop builds an original once.
+    todo.sort(key=lambda m: (m.op, m.place))
+    deadline = time.monotonic() + 60 * given.minutes
+    digest = hashlib.sha256(
+        b"".join(p.read_bytes() for p in sorted(SOURCE.rglob("*")) if p.is_file())
+    ).hexdigest()[:12]
+    facts = {"count": given.count, "seed": given.seed, "sources": digest}
+    with tempfile.TemporaryDirectory() as folder:
+
+        def work(number: int) -> None:
+            shop = Workshop(Path(folder) / str(number), "1")
+            originals: dict[str, str | None] = {}
+            while todo and time.monotonic() < deadline:
+                # Each takes from its own end of the list.
+                mutant = todo.pop(0) if number % 2 else todo.pop()
+                result = judge(shop, mutant, originals, given.full)
+                results.append(result)
+                print(f"{result['quick']:10} {result.get('row', ''):22} {mutant.name}", flush=True)
+                results.sort(key=lambda r: r["name"])
+                text = json.dumps({"facts": facts, "mutants": results}, indent=1)
+                given.json.write_text(text + "\n")
+
+        with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
+            for done in [pool.submit(work, i) for i in range(given.jobs)]:
+                done.result()
+    print(summary(results))
+
+
+if __name__ == "__main__":
+    main()
