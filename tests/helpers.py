@@ -17,6 +17,7 @@ import torch
 
 from opforge import discover
 from opforge.build import plan as plans
+from opforge.check import compare
 
 REAL_CXX = shutil.which("g++") or "g++"
 NOBODY = 65534
@@ -263,3 +264,16 @@ def load_record(folder: Path, text: str) -> Any:
     """The op of an ``op.py`` that begins with the usual imports."""
     (folder / "op.py").write_text("import torch\nfrom opforge import Op\n" + textwrap.dedent(text))
     return discover.load(folder)
+
+
+def compared(got, torchs=None, truth=None, spread=0.0, narrow=0.0, **options):
+    """``spread`` is that of roundings, ``narrow`` that of 16-bit ones."""
+    torchs = got if torchs is None else torchs
+    truth = torchs.double() if truth is None else truth
+
+    def spreads(samples, short):
+        if short and got.element_size() > 2:
+            return None
+        return torch.full(truth.shape, narrow if short else spread, dtype=torch.float64)
+
+    return compare.check(got, torchs, truth, spreads, **options)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import REAL_CXX, planned, write_op
+from helpers import REAL_CXX, planned, stub_nvcc, write_op, write_stub
 
 import opforge
 from opforge import discover
@@ -150,7 +150,7 @@ BACKWARD = """\
         (
             "lambda grad_y, z: grad_y",
             r"the backward of mended asks for 'z', which is none of: grad_<output> \(grad_y\), an "
-            r"input or output \(x, y\), <input>_shape, needs_<input>",
+            r"input or output \(x, y\), <input>_shape, needs_<input>, may_overwrite",
         ),
         (
             "Backward('b(Tensor grad_y, Tensor z) -> Tensor grad_x', torch.mul)",
@@ -225,3 +225,57 @@ def test_a_kernel_that_agrees_with_a_schema_of_several_lines_compiles(
     cpp = SIGNATURE_CPP.format(parameters="Tensor x, double, const int64_t&")
     folder = write_op(tmp_path / "op", op_py=SIGNATURE_OP, cpp=cpp)
     assert compile.build([planned(folder)])[0].path.is_file()
+
+
+SOFTCAP_OP = """\
+    import torch
+    from opforge import Backward, Op
+
+    op = Op(
+        schema="softcap(Tensor x) -> Tensor y",
+        reference=torch.tanh,
+        backward=Backward(
+            "softcap_backward(Tensor grad_y, Tensor y) -> Tensor grad_x",
+            lambda grad_y, y: grad_y * (1 - y * y),
+        ),
+    )
+"""
+FORWARD_ONLY = """\
+    #include <opforge/host.h>
+    using opforge::Tensor;
+    static Tensor forward(const Tensor& x) { return x; }
+    OPFORGE_IMPL(softcap, forward)
+"""
+
+
+@pytest.mark.parametrize(("target", "file"), [("cpu", "cpu.cpp"), ("sim", "cuda.cu")])
+def test_a_schema_without_a_kernel_is_a_build_error_that_names_it(
+    target: str, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", REAL_CXX)
+    folder = write_op(tmp_path / "op", op_py=SOFTCAP_OP, cpp=FORWARD_ONLY, cu=FORWARD_ONLY)
+    with pytest.raises(BuildError) as caught:
+        compile.build([planned(folder, target)])
+    assert str(caught.value).startswith(
+        f"softcap ({target}) registers no kernel for softcap_backward; "
+        f"add OPFORGE_IMPL(softcap_backward, <function>) to {file}\nfull log: "
+    )
+
+
+def test_a_cuda_library_without_kernels_is_a_build_error_that_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", REAL_CXX)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    nvcc = stub_nvcc(tmp_path / "cuda")
+    # A compiler whose object has nothing in it, as a source without OPFORGE_IMPL.
+    nothing = f'{REAL_CXX} -c -x c++ /dev/null -o "$out"'
+    write_stub(nvcc.path, Path(f"{nvcc.path}.version").read_text(), on_compile=nothing)
+    folder = write_op(tmp_path / "op", op_py=SOFTCAP_OP, cpp=None, cu="// nothing\n")
+    with pytest.raises(BuildError) as caught:
+        compile.build([planned(folder, "cuda")])
+    assert str(caught.value).startswith(
+        "softcap (cuda) registers no kernel for softcap and softcap_backward; "
+        "add OPFORGE_IMPL(softcap, <function>) and OPFORGE_IMPL(softcap_backward, <function>) "
+        "to cuda.cu\nfull log: "
+    )

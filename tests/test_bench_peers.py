@@ -20,7 +20,7 @@ PEERS = {
     "shapeless": "lambda: lambda x: 2 * x[:1]",
     "double": "lambda: lambda x: (2 * x, 2 * x)",
     "idle": "lambda: lambda x: None",
-    "inexact": "lambda: lambda x: 2 * x * (1 + 2**-23)",
+    "inexact": "lambda: lambda x: 2 * x * (1 + 2**-20 * (x == x.amax()))",  # one element
     "mutating": "lambda: lambda x: x.mul_(2).clone()",  # the last: nobody else is to blame
 }
 
@@ -160,4 +160,4 @@ def test_inputs_for_which_a_gpu_has_no_memory_are_said(bench, monkeypatch):
     assert done.out.count("out of memory") == 2
     only = bench("relu", "--shapes", "64x64", "--peers", "eager")
     assert only.code == 2
-    assert only.err == "opforge: nothing could be timed: see the errors above\n"
+    assert only.err.endswith("opforge: nothing could be timed: see the errors above\n")

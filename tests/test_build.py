@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import (
+    CPU_CPP,
     REAL_CXX,
     foreign_torch_symbols,
     has_kernel,
@@ -35,6 +36,8 @@ from opforge.build import cache, compile, load
 from opforge.errors import BuildError, CacheError, KernelUnavailable
 
 pytestmark = pytest.mark.usefixtures("cache_dir")
+
+KERNEL = CPU_CPP.format(name="times", factor=2)
 
 # --- import ---------------------------------------------------------------------------------------
 
@@ -177,8 +180,8 @@ def test_a_library_that_never_finishes_loading_is_given_up_on(
 ) -> None:
     monkeypatch.setenv("CXX", REAL_CXX)
     monkeypatch.setattr(compile, "TRIAL_LIMIT", 4.0)
-    source = "#include <unistd.h>\nstatic int never = [] { while (true) sleep(60); return 0; }();\n"
-    plan = planned(write_op(tmp_path / "op", cpp=source))
+    never = "#include <unistd.h>\nstatic int never = [] { while (true) sleep(60); return 0; }();\n"
+    plan = planned(write_op(tmp_path / "op", cpp=KERNEL + never))
     with pytest.raises(BuildError, match="was built but is still loading after 4 s"):
         compile.build([plan])
     assert cache.lookup(plan.entry) is None
@@ -188,8 +191,8 @@ def test_a_library_that_crashes_on_load_is_tried_in_a_child_and_not_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", REAL_CXX)
-    source = "#include <cstdlib>\nstatic int boom = [] { std::abort(); return 0; }();\n"
-    times = discover.load(write_op(tmp_path / "op", cpp=source))
+    boom = "#include <cstdlib>\nstatic int boom = [] { std::abort(); return 0; }();\n"
+    times = discover.load(write_op(tmp_path / "op", cpp=KERNEL + boom))
     with pytest.raises(BuildError, match=r"times \(cpu\) was built but crashes when.*\(signal 6\)"):
         times(torch.ones(2))
     assert list((cache.root() / "libs").iterdir()) == []
@@ -216,8 +219,7 @@ def test_nvcc_builds_in_a_path_with_spaces(tmp_path: Path, monkeypatch: pytest.M
         pytest.skip("needs nvcc")
     place = tmp_path / "sp ace" / "ünï arch"
     monkeypatch.setenv("OPFORGE_CACHE_DIR", str(place / "cache"))
-    source = "__global__ void f(float* x) { *x = 1; }\n"
-    folder = write_op(place / "op", cpp=None, cu=source)
+    folder = write_op(place / "op", cpp=None, cu="kernel")
     (library,) = compile.build([planned(folder, "cuda", "9.0")])
     assert library.path.is_relative_to(place)
     assert library.manifest["archs"] == ["9.0"]

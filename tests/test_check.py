@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import write_op
+from helpers import CPU_CPP, CUDA_CU, write_op
 from op_cases import nightly_but
 
 from opforge import discover, testing
@@ -64,10 +64,10 @@ def command(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_every_row_of_the_scoreboard_is_there():
     rows = row.all_rows()
-    assert {r.number for r in rows} == {0, *range(1, 51)}
+    assert {r.number for r in rows} == {0, *range(1, 51), *range(73, 83)}
     assert len({r.name for r in rows}) == len(rows)
     stars = {1, 3, 4, 5, 8, 9, 11, 13, 15, 19, 21, 22, 23, 26, 31, 32, 34, 35, 37, 41, 42, 43, 45}
-    assert {r.number for r in rows if r.star} == stars
+    assert {r.number for r in rows if r.star} == stars | {73, 74, 75, 78, 82}
     for r in rows:
         assert r.reason.endswith(".")
         assert set(r.letters) <= set("csg")
@@ -295,6 +295,8 @@ def test_a_crash_and_a_hang_are_their_rows_failures_and_the_rest_goes_on(tmp_pat
     found = {r.row: r for r in report.results}
     assert found["empty"].outcome == results.FAILED
     assert "process that ran the kernel is gone: ended by SIGSEGV" in found["empty"].text
+    assert re.search(r"\nwith x float32 \(0,?.*\)", found["empty"].text)
+    assert "checks.check_forward(op, case, place)\n" in found["empty"].script
     assert "on=['cpu'], only=['empty'], seed=0)" in found["empty"].script
     assert found["odd-sizes"].outcome == results.FAILED
     assert "it did not answer for 8 s" in found["odd-sizes"].text
@@ -304,7 +306,12 @@ def test_a_crash_and_a_hang_are_their_rows_failures_and_the_rest_goes_on(tmp_pat
 @pytest.mark.parametrize(
     ("name", "changes", "said"),
     [
-        ("without_cases", {"more": ""}, "the record of without_cases has no cases"),
+        (
+            "without_cases",
+            {"more": "", "reference": "lambda x: x.view(7, 7, 7, 7)"},
+            r"the record of without_cases has no cases, and its reference takes none of those "
+            r"derived from the schema \(the last: RuntimeError: shape .*give the record cases=<a",
+        ),
         (
             "no_cases",
             {"more": "cases=lambda make: [],"},
@@ -342,6 +349,31 @@ def test_what_cannot_be_checked_says_why(tmp_path, name, changes, said):
     done = command(write(tmp_path, name, **changes), "--on", "cpu")
     assert done.returncode == 2, done.stdout + done.stderr
     assert re.search(f"{name} could not be checked: .*{said}", done.stdout.replace("\n", " "))
+
+
+def test_cpu_rows_are_run_though_the_cuda_source_does_not_compile(tmp_path):
+    cpp = CPU_CPP.format(name="half_broken", factor=2)
+    folder = write(tmp_path, "half_broken", cpp=cpp, cu="int broken(")
+    file = tmp_path / "report.json"
+    rows = ("--only", "own-cases", "--only", "aliasing", "--only", "offset")
+    done = command(folder, "--on", "cpu,sim", *rows, "--json", file)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.count("building half_broken (sim) failed: ") == 1
+    assert re.search(r"cuda\.cu:1.*error", done.stdout)
+    assert "through the fault of own-cases: aliasing (simulator), offset (simulator)" in done.stdout
+    report = results.from_json(json.loads(file.read_text()))
+    found = {(r.place, r.row): r.outcome for r in report.ops[0].results}
+    outcomes = {"cpu": results.PASSED, "sim": results.FAILED}
+    names = ("own-cases", "offset", "aliasing")
+    assert found == {(p, row): outcome for p, outcome in outcomes.items() for row in names}
+
+
+def test_what_cannot_be_simulated_is_not_run_there(tmp_path):
+    cu = CUDA_CU.format(name="in_assembly", factor=2) + '\n__device__ void f() { asm("exit;"); }\n'
+    folder = write(tmp_path, "in_assembly", cu=cu)
+    done = command(folder, "--on", "cpu,sim", "--only", "own-cases")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"own-cases +✓ +– +not simulated: uses .*cuda\.cu:\d+", done.stdout)
 
 
 def test_an_interrupted_check_leaves_no_process_behind(tmp_path):

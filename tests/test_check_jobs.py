@@ -105,13 +105,27 @@ def test_the_report_is_that_of_one_job(tmp_path):
     ]  # fmt: skip
     failed = [r for r in wrong["results"] if r["outcome"] == "failed"]
     assert [(r["row"], r["cause"]) for r in failed] == [
-        ("empty", ""), ("offset", "gradients"), ("gradients", "")
+        ("empty", ""), ("offset", "gradients"), ("gradients", ""), ("far-apart", "gradients")
     ]  # fmt: skip
     assert "process that ran the kernel is gone: ended by SIGABRT" in failed[0]["text"]
     assert "passed" in {r["outcome"] for r in wrong["results"]}
     assert "the reference of rolls_dice is not deterministic" in rolls_dice["impossible"]
     assert "cpu.cpp:1" in broken["impossible"]
     assert not broken["results"]
+
+
+def test_a_check_may_stop_at_the_first_row_that_fails(tmp_path):
+    folder = write(tmp_path, "wrong", more="backward=lambda grad_y, x: 3 * grad_y,")
+    rows = "own-cases gradients aliasing"
+    for options, outcomes in (
+        ([], {"own-cases": "passed", "gradients": "failed", "aliasing": "passed"}),
+        (["--stop"], {"own-cases": "passed", "gradients": "failed"}),
+    ):
+        file = tmp_path / "report.json"
+        code, said = check(folder, "--on", "cpu", *options, "--json", file, rows=rows)
+        assert code == 1, said
+        (one,) = json.loads(file.read_text())["ops"]
+        assert {r["row"]: r["outcome"] for r in one["results"]} == outcomes
 
 
 # --- what runs beside what ------------------------------------------------------------------------

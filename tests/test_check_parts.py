@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import compared
+from rich.console import Console
 
 from opforge import discover
 from opforge.check import compare, explain, inputs, results, show
@@ -21,21 +23,26 @@ def test_one_wrong_element_of_a_hundred_million_is_found():
     got = truth.clone()
     got[87_654_321] = 1e-3
     with pytest.raises(compare.Mismatch, match=r"at \(87654321,\): got 0.001, .* 1 of 100000000 "):
-        compare.check(got, truth, truth, k=2)
+        compared(got, truth, truth)
 
 
 def test_either_side_of_a_kink_is_right_and_nothing_further():
-    """A step at x + b = 0, where rounding decides."""
-    x = torch.tensor([1.0, 1.0, 1.0])
-    b = torch.tensor([-1.0 + 6e-8, -1.0 - 6e-8, 0.5])
+    """A step at x² + b = 0, where the rounding of the square decides."""
+    x = torch.full((3,), 1.37)
+    square = x[0].double() ** 2
+    near = square.float()
+    far = torch.nextafter(near, torch.tensor(2.0 if near < square else 1.0))
+    assert abs(far - square) < 2**-24 * square  # a rounding away
+    b = torch.stack([-min(near, far), -max(near, far), torch.tensor(0.5)])
 
     class Step:
-        name, rowwise, forward = "step", False, discover.find("vector_add").forward
+        name, rowwise, pointwise = "step", False, False
+        forward = discover.find("vector_add").forward
         outputs = forward.returns
 
         @staticmethod
         def reference(a, c):
-            return (a + c > 0).to(a.dtype)
+            return (a * a + c > 0).to(a.dtype)
 
         def __init__(self, results):
             self.results = results
@@ -66,18 +73,18 @@ def test_the_truth_about_running_sums_is_nearer_than_a_kernel_must_be(shape, dim
 def test_overflow_may_follow_pytorch_or_the_truth():
     big, inf = torch.full((2,), 6e4).half(), float("inf")
     overflowed = torch.tensor([inf, inf]).half()
-    compare.check(big, overflowed, torch.full((2,), 6e4), k=2)  # PyTorch overflowed on its way
-    compare.check(overflowed, overflowed, torch.full((2,), 6e4), k=2)
+    compared(big, overflowed, torch.full((2,), 6e4))  # PyTorch overflowed on its way
+    compared(overflowed, overflowed, torch.full((2,), 6e4))
     with pytest.raises(compare.Mismatch, match="NaN or Inf"):
-        compare.check(overflowed, big, torch.full((2,), 6e4), k=2)
+        compared(overflowed, big, torch.full((2,), 6e4))
     with pytest.raises(compare.Mismatch, match=r"error 1\.2e"):
-        compare.check(big * 0.8, overflowed, torch.full((2,), 6e4), k=2)
+        compared(big * 0.8, overflowed, torch.full((2,), 6e4))
 
 
 def test_errors_are_reported_in_ulps():
     truth = torch.full((4,), 1.0, dtype=torch.float64)
     got = torch.tensor([1.0, 1.0, 1.0, 1.0 + 2**-23])
-    found = compare.check(got, truth.float(), truth, k=2)
+    found = compared(got, truth.float(), truth, spread=1e-7)
     assert found.ours.largest == 1.0
     assert found.ours.rms == 0.5
     assert found.torchs.largest == 0.0
@@ -208,3 +215,22 @@ def test_totals_add_up_the_ops_of_all_reports():
 
 def test_make_gives_other_values_for_another_seed():
     assert not torch.equal(Make(seed=1)(5), Make(seed=2)(5))
+
+
+def test_ulps_of_a_truth_that_is_0_but_for_rounding_are_not_shown():
+    near_0 = {"max": 1.62e32, "rms": 1e30, "torch_max": 1.5e32, "torch_rms": 1e30}
+    usual = {"max": 1.5, "rms": 0.31, "torch_max": 1.5, "torch_rms": 0.31}
+    found = [
+        results.Result("own-cases", "cpu", results.PASSED, errors={"forward": usual}),
+        results.Result("gradients", "cpu", results.PASSED, errors={"backward": near_0}),
+    ]
+    out = Console(width=200)
+    with out.capture() as captured:
+        op = results.OpReport("relu", "relu", found)
+        show.on_console(results.Report([op], {"check": "quick"}), out)
+    assert "CPU forward: at most 1.5 ulp from the truth, rms 0.31" in captured.get()
+    assert "e+32" not in captured.get()
+    assert (
+        "CPU backward: errors in ulps say nothing here, some true values are 0 but for rounding"
+        in captured.get()
+    )

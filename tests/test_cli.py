@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from helpers import python, write_op
+from helpers import python, stub_cxx, write_op
 from typer.testing import CliRunner
 
 from opforge import cli, discover
@@ -22,11 +23,6 @@ def run(*arguments: object) -> str:
     result = CliRunner().invoke(cli.app, [str(a) for a in arguments], terminal_width=200)
     assert result.exit_code == 0, result.output
     return result.output
-
-
-@pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli.out, "width", 250)
 
 
 def test_list_names_every_op_with_schema_kernels_and_dtypes() -> None:
@@ -152,3 +148,40 @@ def test_cache_ls_explain_and_prune(tmp_path: Path, cache_dir: Path, untried: No
     assert "flags" not in text
     assert "removed 1 entries" in run("cache", "prune", "--all")
     assert cache.entries() == []
+
+
+def test_prune_keeps_what_op_folders_would_load_now(
+    tmp_path: Path, cache_dir: Path, untried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", str(stub_cxx(tmp_path / "bin").path))
+
+    def names() -> list[str]:
+        return sorted(e.manifest["op"] for e in cache.entries())
+
+    folders = {
+        name: write_op(tmp_path / name, name=name, cpp="kernel")
+        for name in ("kept_a", "kept_b", "changed", "deleted", "half_written")
+    }
+    twin = write_op(tmp_path / "twin", name="kept_a", cpp="kernel", factor=3)
+    run("build", *folders.values(), twin, "--cpu")
+    source = folders["changed"] / "cpu.cpp"
+    source.write_text(source.read_text() + "// changed\n")
+    (folders["half_written"] / "op.py").write_text("import torch\nop = Op(")
+    shutil.rmtree(folders["deleted"])
+    assert "removed 0 entries" in run("cache", "prune", "--days", "1")
+    assert len(names()) == 6
+    assert "removed 2 entries" in run("cache", "prune")
+    assert names() == ["half_written", "kept_a", "kept_a", "kept_b"]
+    assert "removed 0 entries" in run("cache", "prune")
+    assert "removed 4 entries" in run("cache", "prune", "--all")
+
+
+def test_what_is_shipped_does_not_say_where_it_was_built(
+    tmp_path: Path, cache_dir: Path, untried: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_op(tmp_path / "secret_place", name="shipped_far", cpp="kernel")
+    monkeypatch.setenv("CXX", str(stub_cxx(tmp_path / "bin").path))
+    run("build", folder, "--cpu", "--out", tmp_path / "out")
+    assert "secret_place" not in (tmp_path / "out" / "shipped_far-cpu.json").read_text()
+    (library,) = cache.entries()
+    assert library.manifest["source_folder"] == str(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import compared
 
 from opforge.check import compare, pattern
 
@@ -41,17 +42,27 @@ def test_patterns_in_words(wrong, words):
     assert pattern.describe(wrong) == words
 
 
-def compared(got, torchs=None, truth=None, **options):
-    torchs = got if torchs is None else torchs
-    compare.check(got, torchs, torchs.double() if truth is None else truth, k=2, **options)
-
-
 def test_what_is_within_the_rule_passes():
-    x = torch.randn(100)
+    x = torch.rand(100) + 0.5
     compared(x)
-    compared(torch.nextafter(x, x + 1), x)  # an ulp
-    compared(x + 2e-4, x, x.double() + 1e-4)  # twice what PyTorch errs
-    compared(x.double() + 1e-14, x.double(), summed=10_000)  # a sum in float64
+    compared(x.bfloat16(), truth=x.double())  # rounded to nearest
+    compared(x + 7e-4, x, spread=1e-4)
+    compared((x + 0.01).bfloat16(), x.bfloat16(), x.double(), narrow=3e-3)
+
+
+@pytest.mark.parametrize(
+    ("got", "truth", "spreads"),
+    [
+        (torch.nextafter(torch.ones(3), torch.tensor(2.0)), torch.ones(3), {}),  # an ulp too far
+        (torch.ones(3) + 1e-3, torch.ones(3), {"spread": 1e-4}),
+        (torch.ones(3) + 1e-3, torch.ones(3), {"narrow": 1e-3}),  # float32 has no narrow ones
+        (torch.full((3,), 1.0).bfloat16(), torch.full((3,), 1.005), {}),  # truncated
+        (torch.ones(3).bfloat16() * 1.1, torch.ones(3), {"narrow": 2e-2}),
+    ],
+)
+def test_what_is_beyond_the_rule_fails(got, truth, spreads):
+    with pytest.raises(compare.Mismatch, match="is allowed"):
+        compared(got, truth.to(got.dtype), truth.double(), **spreads)
 
 
 def test_one_wrong_element_is_found_and_named():
@@ -61,7 +72,7 @@ def test_one_wrong_element_is_found_and_named():
     with pytest.raises(compare.Mismatch) as failure:
         compared(got, truth)
     text = str(failure.value)
-    assert "error 1e-06 where 1.4e-45 is allowed, at (17, 77): got 1e-06, " in text
+    assert "error 1e-06 where 7.01e-46 is allowed, at (17, 77): got 1e-06, " in text
     assert "truth 0, PyTorch has 0; 1 of 300000 elements are wrong, nowhere else" in text
 
 
@@ -94,16 +105,16 @@ def test_the_worst_is_the_one_furthest_beyond_what_is_allowed():
 def test_shape_and_dtype_are_compared():
     x = torch.ones(3)
     with pytest.raises(compare.Mismatch, match=r"shape \(3,\), not \(4,\)"):
-        compare.check(x, x, torch.ones(4), k=2)
+        compared(x, x, torch.ones(4))
     with pytest.raises(compare.Mismatch, match=r"dtype torch.float32, not torch.float64"):
-        compare.check(x, x.double(), x, k=2)
+        compared(x, x.double(), x)
 
 
 def test_infinite_terms_in_any_order_come_to_anything_that_is_not_finite():
     got, torchs = torch.tensor([float("inf"), 1.0]), torch.tensor([float("nan"), 1.0])
     with pytest.raises(compare.Mismatch, match="NaN or Inf differ from PyTorch's"):
-        compare.check(got, torchs, torchs.double(), k=1)
-    compare.check(got, torchs, torchs.double(), k=1, any_order=True)
+        compared(got, torchs, torchs.double())
+    compared(got, torchs, torchs.double(), any_order=True)
     for left, right in ((got, got.nan_to_num(posinf=2.0)), (got.nan_to_num(posinf=2.0), got)):
         with pytest.raises(compare.Mismatch, match="NaN or Inf"):
-            compare.check(left, right, right.double(), k=1, any_order=True)
+            compared(left, right, right.double(), any_order=True)

@@ -359,6 +359,13 @@ def test_compiled_in_one_graph(overwrite):
         ({"reduction": "max"}, ValueError, "reduction must be .* got 'max'"),
         ({"target": torch.zeros(4, dtype=torch.int64)}, ValueError, r"shape \(5,\) .* got \(4,\)"),
         ({"target": torch.zeros(5)}, TypeError, "target has dtype torch.float32; supported: int64"),
+        (
+            {"target": torch.full((5, 9), 1 / 9)},
+            TypeError,
+            r"cross_entropy: target has dtype torch.float32 and the shape of the logits, \(5, 9\): "
+            r"class probabilities are not supported, only labels .*give target.argmax\(-1\); .* "
+            r"else use torch\.nn\.functional\.cross_entropy$",
+        ),
         ({"logits": torch.zeros(5, 0)}, ValueError, "at least one class"),
         ({"logits": torch.tensor(1.0)}, ValueError, "at least one class"),
     ],
@@ -370,6 +377,13 @@ def test_what_makes_no_loss_is_refused(change, error, words):
         arguments["target"] = torch.full((5,), -100)
     with pytest.raises(error, match=words):
         opforge.cross_entropy(**arguments)
+
+
+def test_the_module_refuses_probabilities_by_the_dim_of_its_classes():
+    probabilities = torch.full((3, 7, 4), 1 / 7)
+    words = r"nn\.CrossEntropyLoss: .*class probabilities are not supported.* target\.argmax\(1\)"
+    with pytest.raises(TypeError, match=words):
+        opforge.nn.CrossEntropyLoss()(torch.randn(3, 7, 4), probabilities)
 
 
 @each_device
@@ -392,3 +406,14 @@ def test_the_module_has_the_layout_of_torch(device):
 def test_the_module_refuses_class_weights():
     with pytest.raises(ValueError, match=r"class weights are not supported; use torch\.nn"):
         opforge.nn.CrossEntropyLoss(torch.ones(4))
+
+
+@each_device
+def test_an_empty_batch_may_have_any_strides(device):
+    logits = torch.randn(4, 6)[:0, ::2].to(device).requires_grad_()
+    assert logits.stride() == (6, 2)
+    target = torch.zeros(0, dtype=torch.int64, device=device)
+    loss = opforge.cross_entropy(logits, target, reduction="none")
+    loss.sum().backward()
+    assert loss.shape == (0,)
+    assert logits.grad.shape == (0, 3)

@@ -237,6 +237,7 @@ def test_integers_and_masks_have_no_gradient_but_do_not_disturb(tmp_path: Path) 
         "twice(Tensor x) -> Tensor x",
         "twice(Tensor grad_y, Tensor z) -> Tensor y",
         "twice(Tensor x, Tensor x_shape) -> Tensor y",
+        "twice(Tensor x, bool may_overwrite) -> Tensor y",
     ],
 )
 def test_two_things_of_one_name_are_refused(tmp_path: Path, schema: str) -> None:

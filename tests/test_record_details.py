@@ -231,3 +231,42 @@ def test_gradients_take_the_strides_of_what_is_always_saved(tmp_path: Path) -> N
         x = torch.randn(3, 4).t().requires_grad_()
         kept(x, lean).sum().backward()
         assert x.grad.tolist() == torch.full((4, 3), 2.0).tolist()
+
+
+def test_a_backward_may_overwrite_what_nobody_reads_again() -> None:
+    from opforge.op import Backward, Op
+    from opforge.register import register
+
+    seen = []
+
+    def reference(grad_y, x, half, may_overwrite):
+        return grad_y * x
+
+    def composed_backward(grad_y, x, half, may_overwrite):
+        seen.append(may_overwrite)
+        return grad_y * x
+
+    op = Op(
+        schema="halved_square(Tensor x) -> (Tensor y, Tensor half)",
+        reference=lambda x: x * x / 2,
+        statistics={"half": lambda x: x / 2},
+        composed=lambda x: (x * x / 2, x / 2),
+        backward=Backward(
+            "halved_square_backward(Tensor grad_y, Tensor x, Tensor half, bool may_overwrite) "
+            "-> Tensor grad_x",
+            reference,
+            composed=composed_backward,
+        ),
+        namespace="opforge_test_may_overwrite",
+    )
+    register(op)
+    x = torch.randn(3, requires_grad=True)
+    ones = torch.ones(3)
+    torch.autograd.grad(op(x), x, ones)
+    assert seen == [True]
+    torch.autograd.grad(op(x), x, ones, retain_graph=True)
+    torch.autograd.grad(op(x), x, ones, create_graph=True, retain_graph=False)
+    torch.autograd.grad(op(x), x, torch.ones(2, 3), is_grads_batched=True)
+    torch.autograd.grad(torch.compile(op, backend="aot_eager")(x), x, ones)
+    assert torch.equal(torch.func.grad(lambda x: op(x).sum())(x), x)
+    assert seen[1:] == [False] * 6

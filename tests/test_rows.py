@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every row of `opforge check` for every built-in op, wherever this machine can run it.
+"""The rows of `opforge check` for every built-in op, wherever this machine can run it.
 
-In full it takes minutes for each op. All ops get the quick check, every row of it; in full there is
-one, so that the rows themselves are tried, and with --nightly all of them.
+In full it takes minutes for each op. One op gets the full check, so that the rows themselves are
+tried. One of each kind gets every row of the quick check, all others the rows that find most. The
+rest is for --nightly.
 """
 
 from __future__ import annotations
@@ -14,11 +15,21 @@ from opforge import discover, testing
 
 PLACES = ["cpu", "sim", "cuda"] if torch.cuda.is_available() else ["cpu", "sim"]
 IN_FULL = "relu"
+QUICK = ("cumsum", "dropout", "scale_bias_relu", "softmax")
+FEW = (
+    *("own-cases", "gradients", "odd-sizes", "strides", "one-nan", "gradient-values", "pairs"),
+    *("guard-pages", "statistics", "backward-reference", "public-function", "module-is-the-op"),
+    *("far-apart", "empty"),
+)
 
 for _name in discover.builtin_names():
     _full = testing.matrix(_name, on=PLACES, full=True)
     if _name != IN_FULL:
-        globals()[f"test_{_name}"] = testing.matrix(_name, on=PLACES)
+        _quick = testing.matrix(_name, on=PLACES)
+        if _name not in QUICK:
+            globals()[f"test_{_name}_in_few_rows"] = testing.matrix(_name, on=PLACES, only=FEW)
+            _quick = pytest.mark.nightly(_quick)
+        globals()[f"test_{_name}"] = _quick
         _full = pytest.mark.nightly(_full)
     globals()[f"test_{_name}_in_full"] = _full
 

@@ -56,6 +56,12 @@ FAULTS = {
         f"threads of a block wait at different barriers.*{WHO}",
         "__syncthreads();  // the next",
     ),
+    "beyond_launch_bounds": Fault(
+        "launch-bounds",
+        r"kernel doubled is launched with 512 threads .* but says __launch_bounds__\(256\)",
+        None,
+        mode="plain",
+    ),
     "divergent_shuffle": Fault(
         "deadlock", rf"no thread of block \(0,0,0\) can go on.*{WHO}", "__shfl_down_sync("
     ),
@@ -104,6 +110,12 @@ FAULTS = {
         "race",
         rf"{WHO} reads shared memory .* that {WHO} wrote, .* nor a __syncwarp\(\) between",
         "/ firsts.row[row]",
+    ),
+    "no_launch_bounds": Fault(
+        "launch-bounds",
+        r"kernel doubled is launched with 512 threads .* say __launch_bounds__\(512\)",
+        None,
+        mode="plain",
     ),
     "off_by_one_tail": Fault("out-of-bounds", WHO, "if (i <= n)", mode="asan"),
     "order_dependent_result": Fault(

@@ -67,6 +67,27 @@ def not_run(found: list[results.Report]) -> str:
     return "".join(lines)
 
 
+def headers(found: list[results.Report]) -> str:
+    """The lines of opforge's headers that no op's check reaches, of those that ops compile."""
+    reached: dict[str, set[int]] = {}
+    missing: dict[str, set[int]] = {}
+    for report in found:
+        for op in report.ops:
+            for r in op.results:
+                for file, lines in r.coverage.get("headers", {}).items():
+                    reached.setdefault(file, set()).update(lines["reached"])
+                    missing.setdefault(file, set()).update(lines["missing"])
+    if not reached:
+        return ""
+    left = {f: sorted(missing[f] - reached[f]) for f in sorted(missing)}
+    text = "".join(f"- {f}: {', '.join(map(str, lines))}\n" for f, lines in left.items() if lines)
+    count = sum(map(len, reached.values())), sum(map(len, left.values()))
+    return (
+        f"\n## opforge's headers\n\nOf their lines that begin a block, {count[0]} are reached by "
+        f"some op's check and {count[1]} by none{': ' if text else '.'}\n\n{text}"
+    )
+
+
 def wrong_ops() -> str:
     """Which tool rejects which wrong op."""
     baseline = json.loads((SCORES / "baseline.json").read_text())
@@ -98,7 +119,10 @@ def page() -> str:
         + "\n## Summary\n\n"
         + show.totals_table(found)
         + "\n## Every op\n\n"
+        + "Code reached: of the blocks in the op's own folder, and in brackets with those of the "
+        "headers it compiles.\n\n"
         + show.summary_table(found)
+        + headers(found)
         + "\n## Every row\n\n`c` the CPU kernel, `s` the simulator, `g` the GPU; ✓ passed, "
         "✗ failed, – not run, · without meaning for the op.\n\n"
         + show.score_table(found)

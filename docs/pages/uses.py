@@ -98,8 +98,10 @@ USES = {
     ),
     "linear_cross_entropy": Use(
         "The last layer of a language model together with its loss: the logits of some rows at a "
-        "time, never of all, so that memory no longer grows with rows times classes. As a module: "
-        "`opforge.nn.LinearCrossEntropyLoss`.",
+        "time, never of all, so that memory no longer grows with rows times classes. What remains "
+        "is mostly the float32 sum of the weight's gradients; `low_memory=True` takes half of it, "
+        "for a gradient that is rounded once per chunk. `python benchmarks/memory.py` measures "
+        "both. As a module: `opforge.nn.LinearCrossEntropyLoss`.",
         """
         x, weight, target = torch.randn(6, 16), torch.randn(40, 16), torch.randint(0, 40, (6,))
         right = torch.nn.functional.cross_entropy(x @ weight.T, target)

@@ -46,8 +46,10 @@ def check_kinds(op: Op, args: tuple[Any, ...]) -> None:
     expected = op.forward.args
     if len(args) != len(expected):
         names = ", ".join(a.name for a in expected)
+        missing = ", ".join(a.name for a in expected[len(args) :])
         raise TypeError(
             f"opforge.{op.name} takes {len(expected)} arguments ({names}), got {len(args)}"
+            + (f"; missing: {missing}" if missing else "")
         )
     for arg, value in zip(expected, args, strict=True):
         _check_kind(op, arg, value)

@@ -3,42 +3,57 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+# Nothing here or in these modules imports torch before a command runs: --help is to be quick.
+from opforge import __version__
 from opforge.bench.cli import Ops, bench
 from opforge.errors import OpforgeError, RecordError
-from opforge.op import Op
+from opforge.output import console, must_be_writable, say, show_table, until_nobody_reads
 from opforge.profile.cli import profile
 from opforge.report.cli import report as report_page
 
 if TYPE_CHECKING:
-    from opforge.build.plan import Plan
+    from opforge.op import Op
     from opforge.sim import Mode
 
 app = typer.Typer(
-    help="Build, inspect and ship custom PyTorch operators.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 cache_app = typer.Typer(help="Look into the build cache.", no_args_is_help=True)
 app.add_typer(cache_app, name="cache")
-out = Console()
 
 app.command()(bench)
 app.command()(profile)
 app.command("report")(report_page)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"opforge {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def opforge(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Build, inspect and ship custom PyTorch operators."""
 
 
 def _records(names: list[str] | None) -> list[Op]:
@@ -68,6 +83,7 @@ def build(
     from opforge.build import compile, ship, toolchain
     from opforge.build.plan import has_sources, plan
 
+    out = console()
     records = list(dict.fromkeys(_records(ops)))
     if arch:
         architectures.parse(arch)  # a typo is an error even if nothing is compiled for a GPU
@@ -79,41 +95,62 @@ def build(
                 toolchain.find_cuda()
                 targets.append("cuda")
         except OpforgeError as reason:
-            out.print(f"CUDA kernels are left out: {reason}", highlight=False)
+            say(out, f"CUDA kernels are left out: {reason}")
     plans = [plan(op, t, arch) for op in records for t in targets if has_sources(op, t)]
     if not plans:
         names = ", ".join(op.name for op in records)
         raise RecordError(f"nothing to build: {names} has no source for {' or '.join(targets)}")
     started = time.monotonic()
     libraries = compile.build(plans)
-    table = Table("op", "target", "architectures", "KB", box=None)
-    table.add_column("library", overflow="fold")
+    table = _table("op", "target", "architectures", "KB", text="library")
     placed = (
         ship.to_folder(libraries, output) if output and not wheel else [b.path for b in libraries]
     )
     for library, path in zip(libraries, placed, strict=True):
         facts = library.manifest
         size = f"{facts['size'] // 1024}"
-        table.add_row(facts["op"], facts["target"], " ".join(facts["archs"]), size, str(path))
-    out.print(table)
+        table.add_row(
+            facts["op"], facts["target"], " ".join(facts["archs"]), size, escape(str(path))
+        )
+    show_table(out, table)
     if wheel:
         made = ship.to_wheel(records, libraries, output or Path("dist"))
-        out.print(f"wheel: {made}", highlight=False)
+        say(out, f"wheel: {made}")
     count = f"{len(libraries)} librar{'y' if len(libraries) == 1 else 'ies'}"
-    out.print(f"{count} in {time.monotonic() - started:.1f} s", highlight=False)
+    say(out, f"{count} in {time.monotonic() - started:.1f} s")
+
+
+def _table(*heads: str, text: str | None = None) -> Table:
+    """A table of names and numbers, which are never cut, and a last column that may wrap."""
+    table = Table(box=None)
+    for head in heads:
+        table.add_column(head, no_wrap=True)
+    if text is not None:
+        table.add_column(text)
+    return table
 
 
 @app.command("list")
 def list_ops(ops: Ops = None) -> None:
-    """The ops: their schemas, dtypes and what they have kernels for."""
+    """The ops: their schemas, dtypes and what they have kernels for.
+
+    In a pipe one op a line, the parts separated by tabs.
+    """
     from opforge.build.plan import TARGETS, has_sources
 
+    out = console()
     table = Table("op", "schema", "kernels", "dtypes", box=None)
     for op in _records(ops):
         kernels = ", ".join(t for t in TARGETS if has_sources(op, t)) or "reference only"
         dtypes = ", ".join(str(d).removeprefix("torch.") for d in op.dtypes)
-        table.add_row(op.name, "\n".join(s.text for s in op.kernels), kernels, dtypes)
-    out.print(table, highlight=False)
+        schemas = [s.text for s in op.kernels]
+        if out.is_terminal:
+            table.add_row(op.name, escape("\n".join(schemas)), kernels, dtypes)
+        else:
+            typer.echo("\t".join([op.name, "; ".join(schemas), kernels, dtypes]))
+    if out.is_terminal:
+        table.columns[0].no_wrap = True
+        show_table(out, table)
 
 
 @app.command()
@@ -125,11 +162,12 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] =
     if as_json:
         print(json.dumps([f.__dict__ for f in findings], indent=1))
     else:
-        table = Table("", "what", "found", box=None)
+        table = _table("", "what", text="found")
         for f in findings:
             mark = {"ok": "[green]ok[/]", "note": "[yellow]--[/]", "fault": "[red]!![/]"}[f.state]
-            table.add_row(mark, f.what, f.found + (f"\n→ {f.remedy}" if f.remedy else ""))
-        out.print(table, highlight=False)
+            found = f.found + (f"\n→ {f.remedy}" if f.remedy else "")
+            table.add_row(mark, escape(f.what), escape(found))
+        show_table(console(), table)
     raise typer.Exit(1 if any(f.state == "fault" for f in findings) else 0)
 
 
@@ -156,30 +194,29 @@ def sim(
     Checks results against the float64 reference, and that they do not depend on the order of
     threads and blocks (not with --asan).
     """
-    from opforge.sim import command, runtime
-    from opforge.sim import stats as traffic
+    from opforge.sim import command
+    from opforge.sim.stats import LEGEND
 
+    out = console()
     if asan + race + stats > 1:
         raise typer.BadParameter("choose one of --asan, --race and --stats")
     records = list(dict.fromkeys(_records(ops)))
-    if asan and not runtime.under_asan():
-        seeding = [] if seed is None else ["--seed", str(seed)]
-        raise typer.Exit(command.in_asan(records, [*(ops or []), "--asan", *seeding]))
-    if stats:
-        if seed is not None:
-            raise typer.BadParameter("--stats counts; it has no use for --seed")
-        raise typer.Exit(traffic.show_all(records, out))
-    mode: Mode = "asan" if asan else "race" if race else "plain"
-    outcomes = command.simulate_all(records, mode, seed)
+    if stats and seed is not None:
+        raise typer.BadParameter("--stats counts; it has no use for --seed")
+    mode: Mode = "asan" if asan else "race" if race or stats else "plain"
+    outcomes = command.simulate_all(records, mode, seed, stats)
     for outcome in outcomes:
-        for text in outcome.faults + [f"warning: {w}" for w in outcome.warnings]:
-            out.print(text, highlight=False, markup=False, soft_wrap=True)
+        for text in [*outcome.faults, *(f"warning: {w}" for w in outcome.warnings), *outcome.facts]:
+            say(out, text)
         count = len(outcome.faults)
         found = f"{count} fault{'s' if count > 1 else ''}" if count else "no fault found"
-        out.print(f"{outcome.op}: {outcome.runs} runs, {found}", highlight=False)
+        if not stats or count:
+            say(out, f"{outcome.op}: {outcome.runs} runs, {found}")
     faulty = any(o.faults for o in outcomes)
-    if faulty and mode == "plain":
-        out.print("look for the cause with --race and with --asan", highlight=False)
+    if stats:
+        say(out, LEGEND)
+    elif faulty and mode == "plain":
+        say(out, "look for the cause with --race and with --asan")
     raise typer.Exit(1 if faulty else 0)
 
 
@@ -215,6 +252,13 @@ def check(
             metavar="N", min=1, help="run N rows at a time; what must be alone comes after them"
         ),
     ] = 1,
+    stop: Annotated[
+        bool, typer.Option("--stop", help="begin no row after one that failed")
+    ] = False,
+    keep_cases: Annotated[
+        bool,
+        typer.Option("--keep-cases", help="write the cases that were found into the op's folder"),
+    ] = False,
     rows: Annotated[bool, typer.Option("--rows", help="list the rows and why they are")] = False,
 ) -> None:
     """Prove an op: fifty named rows, each run on CPU kernels, in the simulator, on a GPU.
@@ -224,18 +268,29 @@ def check(
     from opforge.check import row as scoreboard
     from opforge.check import runner, show
     from opforge.check.options import Options
+    from opforge.check.search import stored
 
+    out = console()
     if rows:
-        table = Table("", "row", "where", "why", box=None)
+        table = _table("", "row", "where", text="why")
         for r in scoreboard.all_rows():
             star = "★" if r.star else ""
-            table.add_row(f"{r.number or ''}{star}", r.name, " ".join(r.letters), r.reason)
-        out.print(table, highlight=False)
+            table.add_row(f"{r.number or ''}{star}", r.name, " ".join(r.letters), escape(r.reason))
+        show_table(out, table)
         return
     places = tuple(p.strip() for p in on.split(",")) if on else ()
-    options = Options(places, full, sanitize, seed, tuple(only or ()), jobs=jobs)
-    report = runner.check(list(dict.fromkeys(_records(ops))), options)
+    options = Options(places, full, sanitize, seed, tuple(only or ()), jobs=jobs, stop=stop)
+    records = list(dict.fromkeys(_records(ops)))
+    for file in (f for f in (json_file, html_file) if f is not None):
+        must_be_writable(file)
+    try:
+        report = runner.check(records, options)
+    except runner.Interrupted as interruption:
+        report = interruption.report
     show.on_console(report, out)
+    for record in records if keep_cases else ():
+        if path := stored.keep(record):
+            out.print(f"found cases: {path}", highlight=False, soft_wrap=True)
     show.write(report, json_file, html_file)
     raise typer.Exit(report.exit_code)
 
@@ -245,29 +300,31 @@ def cache_list() -> None:
     """What is in the cache, newest first."""
     from opforge.build import cache
 
-    table = Table("op", "target", "architectures", "KB", "built", "key", box=None)
+    out = console()
+    table = _table("op", "target", "architectures", "KB", "built", "key")
     for library in cache.entries():
         facts = library.manifest
         built = time.strftime("%Y-%m-%d %H:%M", time.localtime(facts["created"]))
         size = f"{facts['size'] // 1024}"
         archs = " ".join(facts["archs"])
         table.add_row(facts["op"], facts["target"], archs, size, built, facts["key"][:12])
-    out.print(f"{cache.root()}", highlight=False)
-    out.print(table)
+    say(out, cache.root())
+    show_table(out, table)
 
 
 @cache_app.command("explain")
 def cache_explain(op: Annotated[str, typer.Argument(metavar="OP")]) -> None:
     """Which ingredient of an op's key differs from what is in the cache."""
     from opforge.build import cache
-    from opforge.build.plan import SIM_TARGETS, TARGETS, has_sources, plan
+    from opforge.build.plan import CHECK_TARGETS, TARGETS, has_sources, plan
 
+    out = console()
     record = _records([op])[0]
-    for target in (t for t in (*TARGETS, *SIM_TARGETS) if has_sources(record, t)):
+    for target in (t for t in (*TARGETS, *CHECK_TARGETS) if has_sources(record, t)):
         try:
             wanted = plan(record, target)
         except OpforgeError as reason:
-            out.print(f"{target}: {reason}", highlight=False)
+            say(out, f"{target}: {reason}")
             continue
         found = [
             e.manifest
@@ -275,21 +332,16 @@ def cache_explain(op: Annotated[str, typer.Argument(metavar="OP")]) -> None:
             if e.manifest["op"] == record.name and e.manifest["target"] == target
         ]
         if any(e["key"] == wanted.key for e in found):
-            out.print(f"{target}: cached as {wanted.entry}", highlight=False)
+            say(out, f"{target}: cached as {wanted.entry}")
         elif not found:
-            out.print(f"{target}: never built here; its key is {wanted.key[:12]}", highlight=False)
+            say(out, f"{target}: never built here; its key is {wanted.key[:12]}")
         else:
-            out.print(
-                f"{target}: would be built again; since {found[0]['key'][:12]}:", highlight=False
-            )
-            _print_difference(found[0]["ingredients"], wanted.ingredients)
-
-
-def _print_difference(old: dict[str, str], new: dict[str, str]) -> None:
-    for name in sorted({*old, *new}):
-        if old.get(name) != new.get(name):
-            text = f"  {name} changed: {_difference(name, old.get(name), new.get(name))}"
-            out.print(text, highlight=False, markup=False)
+            say(out, f"{target}: would be built again; since {found[0]['key'][:12]}:")
+            old, new = found[0]["ingredients"], wanted.ingredients
+            for name in sorted({*old, *new}):
+                if old.get(name) != new.get(name):
+                    change = _difference(name, old.get(name), new.get(name))
+                    say(out, f"  {name} changed: {change}")
 
 
 def _difference(name: str, old: str | None, new: str | None) -> str:
@@ -310,27 +362,19 @@ def cache_prune(
     everything: Annotated[bool, typer.Option("--all", help="also what is in use")] = False,
     days: Annotated[float | None, typer.Option(min=0, help="only what is older than this")] = None,
 ) -> None:
-    """Remove libraries that no built-in op would load any more (and those of op folders)."""
-    from opforge.build import cache
-    from opforge.build.plan import SIM_TARGETS, TARGETS, has_sources, plan, plan_simulator
+    """Remove libraries that no op would load any more: no built-in one, and none in its folder."""
+    from opforge.build import cache, in_use
 
-    keep = set()
-    if not everything:
-        targets = (*TARGETS, *SIM_TARGETS)
-        makers: list[Callable[[], Plan]] = [plan_simulator]
-        for op in _records(None):
-            makers += [functools.partial(plan, op, t) for t in targets if has_sources(op, t)]
-        for make in makers:
-            with contextlib.suppress(OpforgeError):  # no compiler: nothing of it would be loaded
-                keep.add(make().entry)
+    keep = set() if everything else in_use.entries()
     count, freed = cache.prune(keep, None if days is None else days * 86400)
-    out.print(f"removed {count} entries, {freed / 1e6:.1f} MB", highlight=False)
+    say(console(), f"removed {count} entries, {freed / 1e6:.1f} MB")
 
 
 def main() -> None:
     """Run the command; expected errors are one line and exit code 2."""
     try:
-        app()
+        with until_nobody_reads():
+            app()
     except (OpforgeError, OSError) as error:
         print(f"opforge: {error}", file=sys.stderr)
         sys.exit(2)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib.util
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 from opforge.errors import OpforgeError, RecordError
 from opforge.op import Op
 from opforge.register import register
+from opforge.words import did_you_mean
 
 BUILTIN_FOLDER = Path(__file__).parent / "ops"
 BUILTIN_NAMESPACE = "opforge"
@@ -56,11 +58,17 @@ def find(name_or_path: str) -> Op:
     if name_or_path in builtin_names():
         return load_folder(BUILTIN_FOLDER / name_or_path).op
     if not Path(name_or_path).is_dir():
+        meant = did_you_mean(name_or_path, [*builtin_names(), *_beside(name_or_path)])
         raise RecordError(
             f"{name_or_path!r} is neither a built-in op ({', '.join(builtin_names())}) "
-            "nor an op folder"
+            f"nor an op folder{meant}"
         )
     return load_folder(Path(name_or_path)).op
+
+
+def _beside(path: str) -> list[str]:
+    """The op folders in the folder where ``path`` would be."""
+    return [str(p.parent) for p in Path(path).parent.glob("*/op.py")]
 
 
 def record_of(op: str | Path | Op | Callable[..., Any]) -> Op:
@@ -100,22 +108,14 @@ def load_folder(path: Path) -> Loaded:
 
 
 def _load_version(folder: Path, digest: str) -> Loaded:
-    # Two folders may hold the same text; each is a version of its own.
-    identity = hashlib.sha256(f"{folder}\0{digest}".encode(errors="surrogateescape")).hexdigest()
-    module = _import(folder, identity)
-    op = _the_record(module, folder)
-    op.folder = folder
-    if folder.parent == BUILTIN_FOLDER:
-        op.namespace = BUILTIN_NAMESPACE
-    elif op.namespace == BUILTIN_NAMESPACE:
-        raise RecordError(f"{folder}: the namespace 'opforge' is the package's own; choose another")
+    module, op, other_namespace = _read(folder, digest)
     if (op.namespace, op.name) in _taken:
         print(
             f"opforge: {op.name} is loaded already in another version; "
-            f"this one is torch.ops.{op.namespace}_{identity[:8]}.{op.name}",
+            f"this one is torch.ops.{other_namespace}.{op.name}",
             file=sys.stderr,
         )
-        op.namespace = f"{op.namespace}_{identity[:8]}"
+        op.namespace = other_namespace
     _taken.add((op.namespace, op.name))
     try:
         register(op)
@@ -127,6 +127,28 @@ def _load_version(folder: Path, digest: str) -> Loaded:
             f"{type(error).__name__}: {error}"
         ) from error
     return Loaded(op, getattr(module, op.name, op), digest)
+
+
+def _read(folder: Path, digest: str) -> tuple[ModuleType, Op, str]:
+    """Import an op.py: the module, its record, and the namespace if its own is taken."""
+    # Two folders may hold the same text; each is a version of its own.
+    identity = hashlib.sha256(f"{folder}\0{digest}".encode(errors="surrogateescape")).hexdigest()
+    module = _import(folder, identity)
+    op = _the_record(module, folder)
+    op.folder = folder
+    if folder.parent == BUILTIN_FOLDER:
+        op.namespace = BUILTIN_NAMESPACE
+    elif op.namespace == BUILTIN_NAMESPACE:
+        raise RecordError(f"{folder}: the namespace 'opforge' is the package's own; choose another")
+    return module, op, f"{op.namespace}_{identity[:8]}"
+
+
+def unregistered(folder: Path) -> list[Op]:
+    """The record of an op folder in both namespaces it may get, to look at and not to call."""
+    _, first, other_namespace = _read(folder, _digest(folder))
+    second = copy.copy(first)
+    second.namespace = other_namespace
+    return [first, second]
 
 
 def _digest(folder: Path) -> str:

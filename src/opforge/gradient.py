@@ -3,8 +3,10 @@
 
 A backward's parameters say all of it. ``grad_y`` is the gradient of output ``y``; ``x`` or ``y`` is
 that input or output, saved; ``x_shape`` is the shape of ``x`` without keeping ``x`` alive;
-``needs_x`` tells whether anybody asked for the gradient of ``x``. Where only some of several
-outputs were used, the gradient of another is zeros, or None if the schema says ``Tensor? grad_y``.
+``needs_x`` tells whether anybody asked for the gradient of ``x``; ``may_overwrite`` tells whether
+the saved outputs are the backward's to write to, because nobody will read them again. Where only
+some of several outputs were used, the gradient of another is zeros, or None if the schema says
+``Tensor? grad_y``.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 
 from opforge.errors import RecordError
-from opforge.op import Backward, as_result, as_tuple
+from opforge.op import MAY_OVERWRITE, Backward, as_result, as_tuple, is_float
 from opforge.schema import Schema
 
 
@@ -93,10 +95,12 @@ class Gradient:
         if name.endswith("_shape") and name[:-6] in inputs:
             self._kept.append(("shape", inputs.index(name[:-6])))
             return "kept", len(self._kept) - 1
+        if name == MAY_OVERWRITE:
+            return MAY_OVERWRITE, 0
         raise RecordError(
             f"the backward of {forward.name} asks for {name!r}, which is none of: "
             f"grad_<output> ({', '.join('grad_' + o for o in outputs)}), an input or output "
-            f"({', '.join([*inputs, *outputs])}), <input>_shape, needs_<input>"
+            f"({', '.join([*inputs, *outputs])}), <input>_shape, needs_<input>, {MAY_OVERWRITE}"
         )
 
     def _resolve_shared(
@@ -164,6 +168,22 @@ class Gradient:
                 aligned[position] = (grads if incoming else results)[other]
         return aligned[0] if len(self._inputs) == 1 else tuple(aligned)
 
+    def by(
+        self,
+        formula: Callable[..., Any],
+        inputs: tuple[Any, ...],
+        outputs: Sequence[Any],
+        grads: Sequence[Any],
+    ) -> list[Any]:
+        """The gradients of the float inputs by a formula, without autograd, from what it saves."""
+        ctx = _Context([is_float(i) for i in inputs])
+        self.save(ctx, inputs, as_result(outputs))
+        if not self._several:
+            grads = [g for g in grads if g is not None]
+        found = self.backward(ctx, tuple(grads), formula)
+        aligned = (found,) if len(inputs) == 1 else found
+        return [g for g, i in zip(aligned, inputs, strict=True) if is_float(i)]
+
     def _results(
         self, ctx: Any, grads: tuple[Any, ...], run: Callable[..., Any]
     ) -> tuple[Any, ...]:
@@ -178,6 +198,9 @@ class Gradient:
                 values.append(saved[i])
             elif kind == "kept":
                 values.append(ctx.kept[i])
+            elif kind == MAY_OVERWRITE:
+                below = run is self.run_below and run is not self.run
+                values.append(below and _for_the_last_time(grads))
             else:
                 values.append(ctx.needs_input_grad[i])
         for tensor, permission in self._overwrites:
@@ -193,6 +216,23 @@ class Gradient:
                 f"for {len(self._targets)} tensor inputs"
             )
         return results
+
+
+class _Context:
+    """What autograd hands to a function, where there is no autograd."""
+
+    def __init__(self, needs_input_grad: list[bool]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        pass
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        pass
 
 
 def of_function(forward: Schema, function: Callable[..., Any]) -> Gradient:
@@ -265,6 +305,17 @@ def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
         return as_result(results)
 
     return Backward(f"{forward.name}_backward({grads}, {args}) -> ({returns})", vjp)
+
+
+def _for_the_last_time(grads: tuple[Any, ...]) -> bool:
+    """Whether the running backward frees what it saved, and a kernel that it calls runs once."""
+    return not (
+        torch._C._autograd._get_current_graph_task_keep_graph()  # retain_graph, or no backward
+        or torch.compiler.is_compiling()
+        # For a batch of gradients a kernel runs several times. is_grads_batched has a dispatch key
+        # of its own, which Python knows by its text alone.
+        or any("Batched" in str(torch._C._dispatch_keys(g)) for g in grads if g is not None)
+    )
 
 
 def _like(tensor: torch.Tensor) -> dict[str, Any]:

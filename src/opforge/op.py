@@ -2,8 +2,8 @@
 """``Op``, the record that declares an operator. Everything else is derived from it.
 
 An op folder's ``op.py`` makes exactly one ``Op``. Names tie its parts together: a backward asks for
-``grad_<output>``, for inputs and outputs it wants saved (by their names), for ``<input>_shape`` and
-for ``needs_<input>``, and gets just those.
+``grad_<output>``, for inputs and outputs it wants saved (by their names), for ``<input>_shape``,
+``needs_<input>`` and ``may_overwrite``, and gets just those.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 DEFAULT_NAMESPACE = "opforge_user"
 
+MAY_OVERWRITE = "may_overwrite"  # a bool that backwards can ask for, see gradient.py
+
 
 @dataclass(frozen=True)
 class Backward:
     """The backward op: a schema and a reference of its own, like the forward's.
 
     Args:
-        schema: its arguments say what is saved, its returns are named ``grad_<input>``.
+        schema: its arguments say what is saved, its returns are named ``grad_<input>``. A ``bool
+            may_overwrite`` among them is true where nobody will read the saved outputs again: the
+            backward may write to them, or take their memory for its results.
         reference: the same in plain PyTorch. What it gets of the forward's statistics is constant
             to it: let it make its own, and it can be differentiated again.
         unsaved: given the forward's arguments, names those that the backward can do without this
@@ -99,7 +103,8 @@ class Op:
             functions of the op's arguments in plain PyTorch. Callers of the op do not see them.
         validate: raises ValueError or TypeError for arguments the reference would accept but the
             op does not, with a message that names the argument.
-        cases: yields argument tuples, given a :class:`Make`.
+        cases: yields argument tuples, given a :class:`Make`. Without it a few are derived from the
+            schema: those that the reference takes.
         operations: arithmetic operations per call, for the roofline.
         bytes: the fewest bytes a call must move, where that is less than all its tensors (a lookup
             in a table, say); by default every tensor is read or written once.
@@ -110,8 +115,9 @@ class Op:
         product: for matrix work, the two matrices whose library product is the speed to reach.
         like: the tensor input whose strides the output takes. By default outputs are contiguous.
         pointwise: every output element depends on one element of each (broadcast) input.
-        rowwise: output elements depend on a whole row of an input, its last dim (norms, softmax).
-            A function of the arguments says how many terms they add up, where it is another dim.
+        rowwise: output elements depend on several elements of an input (norms, softmax, sums along
+            a dim): in whatever order these are added up.
+        same_bits: on the CPU the result does not depend on the number of threads, to the bit.
         autocast: what autocast does to the inputs: ``"promote"`` to the widest of them, a dtype,
             or nothing.
         module: makes the ``nn.Module`` around the op for the arguments of a case, if there is one;
@@ -135,14 +141,16 @@ class Op:
     product: Callable[..., tuple[torch.Tensor, torch.Tensor]] | None = None
     like: str | None = None
     pointwise: bool = False
-    rowwise: bool | Callable[..., int] = False
+    rowwise: bool = False
+    same_bits: bool = False
     autocast: Literal["promote"] | torch.dtype | None = None
     module: Callable[..., torch.nn.Module] | None = None
     namespace: str = DEFAULT_NAMESPACE
 
     # Set when the op is loaded from its folder.
     folder: Path | None = field(default=None, init=False)
-    _call: Callable[..., Any] | None = field(default=None, init=False, repr=False)
+    _call: Callable[..., Any] = field(init=False, repr=False)
+    _gradient: Any = field(default=None, init=False, repr=False)  # how it is differentiated
     # By the name of the schema: what is composed, with the checks and promises of a kernel.
     _composed: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False, repr=False)
 
@@ -153,6 +161,7 @@ class Op:
                 "Op(schema='relu(Tensor x) -> Tensor y', reference=torch.relu)"
             )
         self.forward = schemas.parse(self.schema)
+        self._call = self._refuse  # until it is loaded: no call has to look whether it is
         if self.reference is None:
             raise RecordError(
                 f"the record of {self.name} has no reference; pass reference=<a function in plain "
@@ -207,16 +216,27 @@ class Op:
             return (self.forward, schemas.parse(self.backward.schema))
         return (self.forward,)
 
-    def __call__(self, *args: Any) -> Any:
-        """Run the op on the schema's arguments, all of them, in order."""
-        if self._call is None:
-            raise RecordError(f"{self.name} is not loaded; use opforge.load(<its folder>)")
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the op on the schema's arguments, all of them, in order or by name."""
+        if named:
+            args = self.forward.in_order(args, named)
         return self._call(*args)
 
+    def _refuse(self, *args: Any) -> Any:
+        raise RecordError(f"{self.name} is not loaded; use opforge.load(<its folder>)")
+
+    @property
+    def gradient_formula(self) -> Callable[..., Any] | None:
+        """The backward in plain PyTorch, where the record has one."""
+        return self.backward.reference if isinstance(self.backward, Backward) else self.backward
+
     def iter_cases(self, make: Make) -> Iterator[tuple[Any, ...]]:
-        """The record's cases, checked against the schema."""
+        """The record's cases, checked against the schema; derived from it if there are none."""
         if self.cases is None:
-            raise RecordError(f"the record of {self.name} has no cases; add a generator of inputs")
+            from opforge import derived_cases  # which needs this module
+
+            yield from derived_cases.make_all(self, make)
+            return
         for case in self.cases(make):
             if len(case) != len(self.forward.args):
                 raise RecordError(
@@ -296,11 +316,12 @@ class Op:
         outputs = [r.name for r in self.forward.returns]
         derived = [f"grad_{o}" for o in outputs]
         derived += [f"needs_{i}" for i in inputs] + [f"{i}_shape" for i in inputs]
-        names = [*inputs, *outputs, *derived]
+        names = [*inputs, *outputs, *derived, MAY_OVERWRITE]
         for name in {n for n in names if names.count(n) > 1}:
             raise RecordError(
                 f"schema {self.schema!r}: {name!r} would stand for two things; rename an argument "
-                "or return (grad_<output>, needs_<input> and <input>_shape are taken, too)"
+                "or return (grad_<output>, needs_<input>, <input>_shape and "
+                f"{MAY_OVERWRITE} are taken, too)"
             )
 
 

@@ -17,7 +17,7 @@ from rich.progress import (
 def bar(what: str, console: Console, quiet: bool = False) -> Progress:
     """A bar that says ``what`` is done to the task; shown on terminals only, gone when done."""
     return Progress(
-        TextColumn(f"opforge: {what} {{task.description}}"),
+        TextColumn(f"opforge: {what} {{task.description}}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),

@@ -6,10 +6,12 @@ from __future__ import annotations
 import keyword
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from opforge.errors import RecordError
+from opforge.words import did_you_mean
 
 NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
 # Names become C++ identifiers, too; these are the likely ones among C++'s keywords.
@@ -64,6 +66,29 @@ class Schema:
     def under(self, name: str) -> str:
         """The schema's text with another name in front: that of an overload."""
         return name + self.text[self.text.index("(") :]
+
+    def in_order(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        """All arguments by position; raises TypeError, as Python does, for names it cannot take."""
+        names = [a.name for a in self.args]
+        for name in named:
+            if name not in names:
+                meant = did_you_mean(name, names)
+                raise TypeError(
+                    f"opforge.{self.name}() got an unexpected keyword argument {name!r}; "
+                    f"it takes {', '.join(names)}{meant}"
+                )
+            if name in names[: len(args)]:
+                raise TypeError(f"opforge.{self.name}() got multiple values for argument {name!r}")
+        if len(args) > len(names):
+            return args  # too many, which the call says
+        rest = names[len(args) :]
+        if missing := [repr(n) for n in rest if n not in named]:
+            many = "arguments" if len(missing) > 1 else "argument"
+            raise TypeError(
+                f"opforge.{self.name}() missing {len(missing)} required {many}: "
+                f"{', '.join(missing)}"
+            )
+        return (*args, *(named[n] for n in rest))
 
     @property
     def cpp_signature(self) -> str:

@@ -23,6 +23,8 @@ _INFINITY = float("inf")
 
 def values(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     """``x * scale + mask``, and -inf where a key is hidden."""
+    if causal:  # twice: hidden elements are constants, whose gradient is 0 for a scale of NaN, too
+        x = x.masked_fill(hidden(x), 0)
     v = x if scale == 1 else x * scale
     if mask is not None:
         v = (v + mask.detach()).to(x.dtype)

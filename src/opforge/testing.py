@@ -71,15 +71,23 @@ def check(
 
 
 def matrix(
-    op: AnyOp, *, on: Sequence[str] = (), full: bool = False, seed: int = 0
+    op: AnyOp,
+    *,
+    on: Sequence[str] = (),
+    full: bool = False,
+    seed: int = 0,
+    only: Sequence[str] = (),
 ) -> Callable[..., None]:
-    """A test function for pytest, parametrised over every row and place of the check."""
+    """A test function for pytest, parametrised over every row and place of the check.
+
+    ``only`` has the names or numbers of rows; all by default.
+    """
     import pytest
 
     todo = [
         (row.name, place)
         for place in on or default_places()
-        for row in rows.all_rows()
+        for row in rows.find(list(map(str, only)))
         if rows.applies_at(row, place)
     ]
     options = Options(tuple(on), full, False, seed)

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as people read them."""
+"""Numbers as people read them, and names as people mistype them."""
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
 
 
 def size(count: float) -> str:
@@ -25,3 +28,9 @@ def _scaled(value: float, step: float, units: tuple[str, ...]) -> str:
             return f"{value:.3g} {unit}"
         value /= step
     return f"{value:.3g} {units[-1]}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'softmax'?`` for a name that is nearly one of those known, else nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

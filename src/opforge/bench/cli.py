@@ -58,8 +58,6 @@ def bench(
 
     Exit code 0: fine. 1: an op is wrong, cheats or got slower. 2: could not run.
     """
-    from rich.console import Console
-
     from opforge.bench import (
         clock,  # noqa: F401  before any op: it takes the clocks as they are
         results,
@@ -70,8 +68,9 @@ def bench(
     from opforge.bench.measure import OUT_OF_MEMORY
     from opforge.discover import builtin_names, find
     from opforge.errors import OpforgeError
+    from opforge.output import console, must_be_writable, say
 
-    out = Console()
+    out = console()
     device = runner.choose_device(on)
     if sweep and shape_text:
         raise typer.BadParameter("choose one of --sweep and --shapes")
@@ -84,9 +83,12 @@ def bench(
     if before is not None and against is not None:
         results.check_device(before, runner.device_name(device), against)
     records = list(dict.fromkeys(find(name) for name in ops or builtin_names()))
-    for op in records:  # what is wrong with a file is said before anything is timed
-        if json_file is not None and (file := results.file_for(op.name, json_file)).exists():
+    files = [] if json_file is None else [results.file_for(op.name, json_file) for op in records]
+    for file in dict.fromkeys(files):  # what is wrong with one is said before anything is timed
+        if file.is_file():
             results.check_device(results.read(file), runner.device_name(device), file)
+        must_be_writable(file)
+        must_be_writable(file.with_name(f".{file.name}.new"))  # it is replaced as a whole
     kept = results.Results()
 
     def keep(new: results.Results) -> None:
@@ -108,7 +110,7 @@ def bench(
     finally:  # what there is, even if it was interrupted
         show.on_console(kept, out)
     if json_file is not None:
-        out.print(f"written to {json_file}", highlight=False)
+        say(out, f"written to {json_file}")
     ours = [r for r in kept.rows if r.implementation == results.OURS]
     faults = [r for r in ours if r.error.startswith(("wrong", "cheats", "impossible"))]
     failed = bool(faults)
@@ -120,7 +122,7 @@ def bench(
         failed |= show.changes(found, lost, out, fail_below)
         alone = len([r for r in ours if r.us]) - len(found)
         if alone > 0:
-            out.print(f"{alone} not in {against}", highlight=False)
+            say(out, f"{alone} not in {against}")
     elif fail_below is not None:
         failed |= show.losses(kept, out, fail_below)
     if not failed and not any(r.us for r in kept.rows):

@@ -252,6 +252,14 @@ def best_other(rows: Iterable[Row]) -> Row | None:
     return min(timed, key=lambda r: r.us or 0.0, default=None)
 
 
+def overlap(one: Row, other: Row) -> bool:
+    """Whether the confidence intervals of two times have a time in common: either may be faster."""
+    bounds = (one.low, one.high, other.low, other.high)
+    if any(b is None for b in bounds):
+        return False
+    return bool(one.low <= other.high and other.low <= one.high)  # type: ignore[operator]
+
+
 def _relative(row: Row) -> float:
     """Half the width of the confidence interval, relative to the median."""
     if row.us is None or row.low is None or row.high is None:

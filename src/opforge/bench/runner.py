@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -102,11 +103,16 @@ def run(
     if options.jobs > 1:
         facts["jobs"] = options.jobs
     results = Results([], {run_id: facts})
-    with bar("timing", Console(stderr=True), quiet) as progress:
+    console = Console(stderr=True)
+    with bar("timing", console, quiet) as progress:
         task = progress.add_task("", total=len(tasks))
+        said: set[str] = set()
 
         def say(text: str) -> None:
             progress.update(task, description=text)
+            if not quiet and not console.is_terminal and text not in said:  # turns say it again
+                said.add(text)
+                print(f"opforge: timing {text}", file=sys.stderr, flush=True)
 
         what = options.device, options.peers, run_id, say
         many = options.jobs > 1

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from opforge.bench.results import OURS, Change, Results, Row, best_other
+from opforge.bench.results import OURS, Change, Results, Row, best_other, overlap
+from opforge.output import say, show_table, width
 
 LEGEND = (
     "MB and Mop: what must be moved and computed, by the record. % is of the ceiling: a copy of "
@@ -20,6 +21,8 @@ LEGEND = (
 
 _FIRST = ("shape", "MB", "Mop")  # of a workload, on its first line
 _HEADS = (*_FIRST, "", "µs", "±", "GB/s", "TFLOP/s", "%", "speed", "host µs", "extra MB")
+# What a narrow terminal does without, in this order.
+_DISPENSABLE = ("extra MB", "Mop", "MB", "TFLOP/s", "GB/s", "host µs", "±")
 
 
 def on_console(results: Results, out: Console) -> None:
@@ -31,22 +34,36 @@ def on_console(results: Results, out: Console) -> None:
     for (title, dtype), workloads in groups.items():
         out.print(f"[bold]{escape(title)}[/], {dtype}", highlight=False)
         if any(r.us or r.error for rows in workloads for r in rows.values()):
-            out.print(_table(workloads), highlight=False)
+            _show_table(workloads, out)
         for row in (r for rows in workloads for r in rows.values() if r.error):
             text = f"  {row.size}, {row.implementation}: {row.error}"
-            out.print(text, highlight=False, markup=False, soft_wrap=True, style="red")
+            say(out, text, "red")
         notes: dict[str, list[Row]] = {}
         for row in (r for rows in workloads for r in rows.values() if r.note):
             notes.setdefault(row.note, []).append(row)
         for note, some in notes.items():
             whose = f"{some[0].size}, {some[0].implementation}: " if len(some) == 1 else ""
-            out.print(f"  {whose}{note}", highlight=False, markup=False, soft_wrap=True)
+            say(out, f"  {whose}{note}")
         out.print()
     if results.rows:
         out.print(LEGEND, highlight=False, style="dim")
 
 
-def _table(workloads: Sequence[dict[str, Row]]) -> Table:
+def _show_table(workloads: Sequence[dict[str, Row]], out: Console) -> None:
+    """All columns that there is room for: numbers are left out rather than cut."""
+    left_out: list[str] = []
+    table = _table(workloads)
+    for head in _DISPENSABLE:
+        if width(out, table) <= out.width:
+            break
+        left_out.append(head)
+        table = _table(workloads, left_out)
+    show_table(out, table)
+    if left_out:
+        say(out, f"no room for {', '.join(left_out)}: in a wider terminal, a pipe, and --json")
+
+
+def _table(workloads: Sequence[dict[str, Row]], left_out: Sequence[str] = ()) -> Table:
     lines = [(rows, best_other(rows.values())) for rows in workloads]
     cells = []
     for rows, best in lines:
@@ -59,7 +76,7 @@ def _table(workloads: Sequence[dict[str, Row]]) -> Table:
     if not any(r.ceiling == "product" for rows in workloads for r in rows.values()):
         for line in cells:
             line["TFLOP/s"] = ""
-    columns = [h for h in _HEADS if any(line[h] for line in cells)]
+    columns = [h for h in _HEADS if h not in left_out and any(line[h] for line in cells)]
     table = Table(box=None, pad_edge=False)
     for head in columns:
         left = head in ("shape", "", "speed")
@@ -76,12 +93,12 @@ def _cells(row: Row, best: Row | None) -> dict[str, str]:
             "": row.implementation,
             "µs": "–",
         }
-    width = 50 * ((row.high or 0) - (row.low or 0)) / row.us if row.us else 0.0
+    uncertainty = 50 * ((row.high or 0) - (row.low or 0)) / row.us if row.us else 0.0
     return {
         **dict.fromkeys(_FIRST, ""),
         "": row.implementation,
         "µs": f"{row.us:.2f}" if row.us < 1000 else f"{row.us:.0f}",
-        "±": f"{width:.1f}%",
+        "±": f"{uncertainty:.1f}%",
         "GB/s": _number(row.gb_per_s, ".0f"),
         "TFLOP/s": _number(row.tflop_per_s, ".1f"),
         "%": _number(None if row.share is None else 100 * row.share, ".0f"),
@@ -92,9 +109,11 @@ def _cells(row: Row, best: Row | None) -> dict[str, str]:
 
 
 def _speed(row: Row, best: Row | None) -> str:
-    """Ours beside the fastest of the others."""
+    """Ours beside the fastest of the others; who is faster is not said where noise decides it."""
     if row.implementation != OURS or best is None or not best.us or not row.us:
         return ""
+    if overlap(row, best):
+        return f"{escape(best.implementation)}, within the noise"
     ratio = best.us / row.us
     colour = "green" if ratio >= 0.98 else "yellow" if ratio >= 0.9 else "red"
     return f"[{colour}]{ratio:.2f}×[/] {escape(best.implementation)}"
@@ -114,7 +133,7 @@ def changes(
     """What got slower or faster than before, or has no time any more; whether that is a fault."""
     for row in lost:
         text = f"no time any more: {row.title}, {row.dtype}, {row.size}: {row.error}"
-        out.print(text, highlight=False, markup=False, soft_wrap=True, style="red")
+        say(out, text, "red")
     least = {c.row.key: 1 - c.noise if fail_below is None else fail_below for c in found}
     faults = [c for c in found if c.ratio < least[c.row.key]]
     worse = [c for c in found if c.ratio < max(1 - c.noise, least[c.row.key])]
@@ -126,10 +145,9 @@ def changes(
                 f"{word}: {row.title}, {row.dtype}, {row.size}: {c.before:.2f} of the ceiling "
                 f"then, {c.now:.2f} now ({c.ratio:.2f}×, noise {c.noise:.1%})"
             )
-            style = "red" if word == "slower" else "green"
-            out.print(text, highlight=False, markup=False, soft_wrap=True, style=style)
+            say(out, text, "red" if word == "slower" else "green")
     same = len(found) - len(worse) - len(better)
-    out.print(f"{len(worse)} slower, {len(better)} faster, {same} the same", highlight=False)
+    say(out, f"{len(worse)} slower, {len(better)} faster, {same} the same")
     return bool(faults or lost)
 
 
@@ -146,5 +164,5 @@ def losses(results: Results, out: Console, fail_below: float) -> bool:
                 f"too slow: {ours.title}, {ours.dtype}, {ours.size}: "
                 f"{best.us / ours.us:.2f}× the speed of {best.implementation}, not {fail_below:g}×"
             )
-            out.print(text, highlight=False, markup=False, soft_wrap=True, style="red")
+            say(out, text, "red")
     return lost

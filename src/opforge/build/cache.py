@@ -26,6 +26,8 @@ from opforge import settings
 from opforge.errors import CacheError
 
 SAY_WAITING_AFTER = 10.0  # seconds
+# In a manifest: the op folder, so that prune can tell what is in use. Not in what is shipped.
+SOURCE_FOLDER = "source_folder"
 # What every manifest has.
 _FACTS = {"library", "sha256", "size", "created", "op", "target", "abi", "machine", "archs"}
 _FACTS |= {"cpu_flags", "ingredients"}

@@ -21,8 +21,8 @@ import torch
 from rich.console import Console
 
 from opforge.build import cache
-from opforge.build.plan import SIM_TARGETS, Plan
-from opforge.build.signature import HEADER_NAME
+from opforge.build.plan import CHECK_TARGETS, Plan
+from opforge.build.signature import HEADER_NAME, REQUIRED_NAME
 from opforge.errors import BuildError, CacheError, OpforgeError
 from opforge.progress import bar
 
@@ -59,7 +59,11 @@ def _build(plans: dict[str, Plan], quiet: bool) -> dict[str, cache.Library]:
         if missing:
             _run(missing, quiet)
         for plan, staged in missing:
-            facts = {**plan.facts, "tried": _try_loading(plan, staged / plan.library)}
+            facts = {
+                **plan.facts,
+                "tried": _try_loading(plan, staged / plan.library),
+                cache.SOURCE_FOLDER: str(plan.sources[0].parent),
+            }
             found[plan.entry] = cache.store(staged, plan.entry, plan.library, facts)
     return found
 
@@ -107,6 +111,7 @@ def _warn_once(text: str) -> None:
 
 def _prepare(plan: Plan, staged: Path) -> None:
     (staged / HEADER_NAME).write_text(plan.signature)
+    (staged / REQUIRED_NAME).write_text(plan.required)
     if plan.target == "cuda":
         (staged / "stubs").mkdir()
 
@@ -134,8 +139,9 @@ def _ninja_file(missing: list[tuple[Plan, Path]]) -> str:
             command = shlex.join([plan.link[0], *stub, "-x", "c", os.devnull])
             edge(f"{n}-stub", [], staged, command, "stub")
             ready.append(f"{n}-stub")
+        required = ["-fPIC", "-x", "c", REQUIRED_NAME, "-x", "none"] if plan.required else []
         # A linker that is killed leaves half a library, so the name appears once it is whole.
-        command = shlex.join([plan.link[0], *objects, *plan.link[1:], "-o", "linked"])
+        command = shlex.join([plan.link[0], *objects, *required, *plan.link[1:], "-o", "linked"])
         command += f" && mv linked {plan.library}"
         edge(f"{n}-link", ready, staged, command, f"{plan.op} {plan.target} link")
     return "\n".join(lines) + "\n"
@@ -196,6 +202,13 @@ def _failure(plan: Plan, staged: Path, output: str) -> OpforgeError:
         )
     log = cache.log_path(f"{plan.op}-{plan.target}")
     log.write_text(output)
+    if missing := _unregistered(output):
+        lines = " and ".join(f"OPFORGE_IMPL({schema}, <function>)" for schema in missing)
+        sources = " or ".join(source.name for source in plan.sources)
+        return BuildError(
+            f"{name} registers no kernel for {' and '.join(missing)}; add {lines} to {sources}\n"
+            f"full log: {log}"
+        )
     found = _DIAGNOSTIC.search(output)
     if found:
         first = found[0].strip()
@@ -204,6 +217,12 @@ def _failure(plan: Plan, staged: Path, output: str) -> OpforgeError:
         errors = [x for x in said if re.search(r"\berror\b", x)]
         first = next(iter(errors + said), "the compiler printed nothing (was it killed?)")
     return BuildError(f"building {name} failed: {first}{_mismatch(plan, output)}\nfull log: {log}")
+
+
+def _unregistered(output: str) -> list[str]:
+    """The schemas whose symbol the linker did not find."""
+    told = [x for x in output.splitlines() if re.search(r"undefined|isn't defined|not defined", x)]
+    return sorted(set(re.findall(r"opforge_impl_(\w+)", "\n".join(told))))
 
 
 def _mismatch(plan: Plan, output: str) -> str:
@@ -224,8 +243,8 @@ def _try_loading(plan: Plan, library: Path) -> str:
     """Load the library once in a child process: a crash there must not be a crash here."""
     if plan.target == "cuda" and torch.version.cuda is None:
         return "not tried: this torch has no CUDA"
-    if plan.target in SIM_TARGETS:
-        return "not tried: it needs the simulator around it"
+    if plan.target in CHECK_TARGETS:
+        return "not tried: it needs the simulator or a recorder around it"
     program = "import sys, torch; torch.ops.load_library(sys.argv[1])"
     command = [sys.executable, "-c", program, str(library)]
     try:

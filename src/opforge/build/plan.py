@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,21 +18,38 @@ import torch
 import opforge
 from opforge import settings
 from opforge.build import arch, toolchain, unsupported
-from opforge.build.signature import signature_header
+from opforge.build.signature import required_source, signature_header
 from opforge.errors import RecordError, ToolchainError
 from opforge.op import Op
 
 TARGETS = ("cpu", "cuda")
 # The CUDA sources, compiled for the CPU: plain, with callbacks at every access, with
-# AddressSanitizer.
-SIM_TARGETS = ("sim", "sim-race", "sim-asan")
+# AddressSanitizer, with callbacks at every block and comparison.
+SIM_TARGETS = ("sim", "sim-race", "sim-asan", "sim-cover")
+# What only checks run, beside the kernels that users get.
+CHECK_TARGETS = (*SIM_TARGETS, "cpu-cover")
+COVERAGE = {"cpu": "cpu-cover", "sim": "sim-cover"}  # the builds that tell which code ran
 ABI = (2, 10)  # the LibTorch stable ABI every library is built for
-_SOURCES = {"cpu": "*.cpp", "cuda": "*.cu", **dict.fromkeys(SIM_TARGETS, "*.cu")}
+_SOURCES = {
+    **dict.fromkeys(("cpu", "cpu-cover"), "*.cpp"),
+    **dict.fromkeys(("cuda", *SIM_TARGETS), "*.cu"),
+}
 _COPIES = ("memcpy", "memmove", "memset")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 INCLUDE_DIR = Path(__file__).parent.parent / "include"
 SIM_DIR = Path(__file__).parent.parent / "sim"
 SIM_INCLUDE_DIR = SIM_DIR / "include"
+COVERAGE_DIR = Path(__file__).parent.parent / "coverage"
+# Calls at the start of every block and before every comparison, and blocks as the source has them:
+# -Og merges and moves few. In DWARF 5, addr2line takes some lines of headers for the source's own.
+OP_SOURCES, OPFORGE_SOURCES = "/op", "/opforge"  # what their debug information calls the folders
+_COVERAGE_FLAGS = (
+    "-fsanitize-coverage=trace-pc,trace-cmp",
+    "-Og",
+    "-gdwarf-4",
+    "-g1",
+    "-fno-jump-tables",  # every jump can be followed
+)
 
 
 @dataclass(frozen=True)
@@ -49,6 +67,7 @@ class Plan:
     memory_per_job: int  # bytes a compile job may take
     ingredients: dict[str, str] = field(repr=False)  # what the key is made of, by name
     warning: str | None = None
+    required: str = ""  # the generated source, which links only if every schema has a kernel
 
     @functools.cached_property
     def key(self) -> str:
@@ -95,7 +114,7 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         raise RecordError(f"unknown target {target!r}; targets are {', '.join(_SOURCES)}")
     sources = tuple(sorted(op.folder.glob(_SOURCES[target])))
     if not sources:
-        kind = "CPU" if target == "cpu" else "CUDA"
+        kind = "CPU" if target.startswith("cpu") else "CUDA"
         raise RecordError(f"{op.name} has no {kind} source ({_SOURCES[target]}) in {op.folder}")
     if target == "cuda" and not settings.cuda_enabled():
         raise ToolchainError("CUDA is turned off by USE_CUDA=0")
@@ -109,10 +128,13 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
     ]
     folders = [INCLUDE_DIR, op.folder]
     extra_identity: dict[str, str] = {}
-    if target == "cpu":
+    if target in ("cpu", "cpu-cover"):
         compiler, level = cxx, toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
         flags = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *level]
-        flags += ["-g", "-O0"] if settings.debug() else ["-O2", "-DNDEBUG"]
+        if target == "cpu-cover":
+            flags += _COVERAGE_FLAGS
+        else:
+            flags += ["-g", "-O0"] if settings.debug() else ["-O2", "-DNDEBUG"]
         chosen: tuple[str, ...] = ()
         cpu_flags = ("avx2", "fma", "f16c", "bmi2") if level else ()
         libraries = ["-ltorch_cpu"]
@@ -144,6 +166,10 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         memory = 2 << 30
         extra_identity = {"host compiler": cxx.identity}
     includes = [f"-I{p}" for p in (*folders, _torch_dir() / "include", ".")]
+    if target in COVERAGE.values():  # a library may have been built from another checkout
+        places = {OP_SOURCES: op.folder, OPFORGE_SOURCES: INCLUDE_DIR}
+        includes += [f"-fdebug-prefix-map={folder}={name}" for name, folder in places.items()]
+        extra_identity = {"names of sources": " ".join(places)}
     link = [cxx.path, "-shared", "-Wl,--no-as-needed", f"-L{_torch_dir() / 'lib'}", *libraries]
     ingredients = {
         "opforge": opforge.__version__,
@@ -170,41 +196,89 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         memory_per_job=memory,
         ingredients=ingredients,
         warning=warning,
+        required=required_source(op),
     )
 
 
 def plan_simulator() -> Plan:
     """The simulator's runtime: one library, which the simulated ops of all kinds call into."""
-    cxx = toolchain.find_cxx()
+    _demand_x86("the simulator runs on")
+    runtime = SIM_DIR / "runtime"
+    return _plan_library(
+        "simulator",
+        "sim",
+        sorted(runtime.glob("*.cpp")),
+        (runtime, SIM_INCLUDE_DIR),
+        flags=["-g1"],
+        includes=[f"-I{SIM_INCLUDE_DIR}"],
+        libraries=["-ldl", "-lpthread", "-lrt"],
+    )
+
+
+def plan_guard() -> Plan:
+    """The library that puts tensors against inaccessible pages, for checks on this machine."""
+    _demand_x86("guard pages need")
+    folder, runtime = SIM_DIR.parent / "check" / "guard", SIM_DIR / "runtime"
+    return _plan_library(
+        "guard",
+        "check",
+        [*sorted(folder.glob("*.cpp")), runtime / "symbols.cpp"],
+        (folder, runtime),
+        includes=[f"-I{_torch_dir() / 'include'}"],
+        libraries=[f"-L{_torch_dir() / 'lib'}", "-lc10", "-ldl"],
+        torch=torch.__version__,  # it is built for torch's C++ headers, not for the stable ABI
+    )
+
+
+def plan_recorder() -> Plan:
+    """What builds with coverage call: one library, which notes blocks and comparisons."""
+    sources = [COVERAGE_DIR / "recorder.cpp"]
+    return _plan_library("recorder", "cover", sources, (COVERAGE_DIR,))
+
+
+def _demand_x86(what: str) -> None:
     if platform.machine() != "x86_64":
-        raise ToolchainError(f"the simulator runs on x86-64, this is {platform.machine()}")
-    sources = tuple(sorted((SIM_DIR / "runtime").glob("*.cpp")))
-    flags = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", "-g1"]
-    flags += ["-O0", "-g"] if settings.debug() else ["-O2"]
-    ingredients = {
-        "opforge": opforge.__version__,
-        "compiler": cxx.identity,
-        "flags": " ".join(flags),
-        "machine": platform.machine(),
-        **_digests(sources, (SIM_DIR / "runtime", SIM_INCLUDE_DIR)),
-    }
+        raise ToolchainError(f"{what} x86-64, this is {platform.machine()}")
+
+
+def _plan_library(
+    name: str,
+    target: str,
+    sources: list[Path],
+    roots: tuple[Path, ...],
+    flags: Sequence[str] = (),
+    includes: Sequence[str] = (),
+    libraries: Sequence[str] = (),
+    **identity: str,
+) -> Plan:
+    """A library of opforge's own for checks on this machine: it is of no op."""
+    cxx = toolchain.find_cxx()
+    every = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *flags]
+    every += ["-O0", "-g"] if settings.debug() else ["-O2"]
     return Plan(
-        op="simulator",
-        target="sim",
-        sources=sources,
-        compile=(cxx.path, "-c", *flags, f"-I{SIM_INCLUDE_DIR}"),
-        link=(cxx.path, "-shared", "-ldl", "-lpthread", "-lrt"),
+        op=name,
+        target=target,
+        sources=tuple(sources),
+        compile=(cxx.path, "-c", *every, *includes),
+        link=(cxx.path, "-shared", *libraries),
         signature="",
         archs=(),
         cpu_flags=(),
         memory_per_job=1 << 30,
-        ingredients=ingredients,
+        ingredients={
+            "opforge": opforge.__version__,
+            "compiler": cxx.identity,
+            "flags": " ".join(every),
+            "machine": platform.machine(),
+            **identity,
+            **_digests(tuple(sources), roots),
+        },
     )
 
 
 def namespace(op: Op, target: str) -> str:
-    """``torch.ops.<namespace>`` of the op as built for ``target``; simulated ops have their own."""
-    return f"{op.namespace}_{target.replace('-', '_')}" if target in SIM_TARGETS else op.namespace
+    """``torch.ops.<namespace>`` of the op as built for ``target``; check builds have their own."""
+    return f"{op.namespace}_{target.replace('-', '_')}" if target in CHECK_TARGETS else op.namespace
 
 
 def sim_flags(cxx: toolchain.Compiler, target: str) -> list[str]:
@@ -239,6 +313,8 @@ def sim_flags(cxx: toolchain.Compiler, target: str) -> list[str]:
         threshold = "asan-instrumentation-with-call-threshold=0"
         flags += ["-mllvm", f"-{threshold}"] if cxx.family == "clang" else [f"--param={threshold}"]
         flags += ["-O1"]
+    elif target == "sim-cover":
+        flags += _COVERAGE_FLAGS
     else:
         # -O2 would take half as long again to compile and save little in a run.
         flags += ["-O0"] if settings.debug() else ["-O1"]

@@ -35,9 +35,7 @@ def to_folder(libraries: Iterable[cache.Library], folder: Path) -> list[Path]:
     for library in libraries:
         target = folder / library.path.name
         shutil.copy2(library.path, target)
-        target.with_suffix(".json").write_text(
-            json.dumps(library.manifest, indent=1, sort_keys=True)
-        )
+        target.with_suffix(".json").write_text(_manifest(library))
         placed.append(target)
     return placed
 
@@ -97,9 +95,15 @@ def _files(root: Path) -> list[Path]:
 
 
 def _library_files(library: cache.Library, place: str) -> dict[str, bytes]:
-    manifest = json.dumps(library.manifest, indent=1, sort_keys=True).encode()
     stem = f"{place}/{library.path.stem}"
+    manifest = _manifest(library).encode()
     return {f"{stem}.so": library.path.read_bytes(), f"{stem}.json": manifest}
+
+
+def _manifest(library: cache.Library) -> str:
+    """What goes along with a library; nobody else has the folder that it was built from."""
+    facts = {k: v for k, v in library.manifest.items() if k != cache.SOURCE_FOLDER}
+    return json.dumps(facts, indent=1, sort_keys=True)
 
 
 def _write(

@@ -30,18 +30,18 @@ def profile(
     """
     import json
 
-    from rich.console import Console
-
+    from opforge.output import console, must_be_writable, say
     from opforge.profile import report, request, show
     from opforge.profile import timeline as timelines
 
     if timeline is not None and json_file is not None:
         raise typer.BadParameter("choose one of --timeline and --json")
     wanted = request.resolve(op, shape, dtype, backward)
-    out = Console()
+    if json_file is not None:
+        must_be_writable(json_file)
+    out = console()
     if timeline is not None:
-        text = timelines.timeline(wanted, timeline)
-        out.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(out, timelines.timeline(wanted, timeline))
         return
     found = report.make(wanted)
     show.on_console(found, out)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
+from opforge.output import say
 from opforge.profile.advice import advise
 from opforge.profile.facts import Access, Call, Kernel
 from opforge.profile.metrics import STALLS, WORKING
@@ -18,24 +19,20 @@ _UNKNOWN = "n/a"
 
 def on_console(profile: Profile, out: Console) -> None:
     """Facts first, then what to try."""
-    _say(out, f"{profile.title}: {profile.origin}")
+    say(out, f"{profile.title}: {profile.origin}")
     if profile.compiled:
-        _say(out, f"\nkernels as {profile.compiled_by}:")
+        say(out, f"\nkernels as {profile.compiled_by}:")
         for kernel in profile.compiled:
-            _say(out, "\n".join(compiled(kernel)))
+            say(out, "\n".join(compiled(kernel)))
     for call in profile.calls:
-        _say(out, "\n" + "\n".join(_call(call)))
-        _say(out, "  what to try next:")
+        say(out, "\n" + "\n".join(_call(call)))
+        say(out, "  what to try next:")
         for text in advise(call):
-            _say(out, f"  - {text}")
+            say(out, f"  - {text}")
     if profile.notes:
-        _say(out, "")
+        say(out, "")
     for note in profile.notes:
-        _say(out, note)
-
-
-def _say(out: Console, text: str) -> None:
-    out.print(text, highlight=False, markup=False, soft_wrap=True)
+        say(out, note)
 
 
 def _call(call: Call) -> Iterator[str]:

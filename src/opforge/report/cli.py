@@ -24,13 +24,14 @@ def report(
     title: Annotated[str, typer.Option(help="what the page is called")] = "opforge report",
 ) -> None:
     """Make one page of HTML from results: plots, tables, losses and failures included."""
+    from opforge.output import must_be_writable
     from opforge.report.load import load
     from opforge.report.markup import count
     from opforge.report.page import page
 
+    must_be_writable(output)
     results, reports = load(files or [])
     text = page(results, reports, title)
-    output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(text, encoding="utf-8")
     contents = f"{count(len(results.rows), 'measurement')}, {count(len(reports), 'check')}"
     typer.echo(f"wrote {output}: {contents}, {len(text.encode()) / 1e3:.0f} KB")

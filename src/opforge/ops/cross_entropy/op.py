@@ -24,6 +24,7 @@ from opforge.losses import (
     Reduction,
     check_labels,
     code_of,
+    refuse_probabilities,
     validate_options,
 )
 from opforge.norms import no_tensor, wide, wide_dtype
@@ -253,6 +254,7 @@ def cross_entropy(
             tensor of that size. Only if nothing else needs them after the backward; autograd
             notices if something it saved is gone. Compiled, the compiler decides about memory.
     """
+    refuse_probabilities("cross_entropy", target, logits.shape)
     check_labels("cross_entropy", target, logits.shape[-1] if logits.dim() else 0, ignore_index)
     how = code_of("cross_entropy", reduction)
     return op(logits, target, ignore_index, label_smoothing, z_loss, how, overwrite_logits)

@@ -232,7 +232,7 @@ op = Op(
     operations=lambda x, weight, bias, groups, eps, silu, save: (11 if silu else 7) * x.numel(),
     sized=_sized,
     peers={"liger": liger},
-    rowwise=lambda x, weight, bias, groups, *rest: x[0].numel() // groups if x.shape[0] else 1,
+    rowwise=True,
     module=lambda x, weight, bias, groups, eps, silu, save: opforge.nn.GroupNorm(
         groups, x.shape[1], eps, weight is not None, activation="silu" if silu else None
     ),

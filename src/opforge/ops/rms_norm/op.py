@@ -196,8 +196,8 @@ op = Op(
     },
     peers={"liger": liger, "quack": quack},
     rowwise=True,
-    module=lambda x, weight, residual, seed, eps, *rest: opforge.nn.RMSNorm(
-        x.shape[-1], eps, weight is not None
+    module=lambda x, weight, residual, seed, eps, offset, *rest: opforge.nn.RMSNorm(
+        x.shape[-1], eps, weight is not None, offset=offset
     ),
 )
 
