@@ -23,9 +23,7 @@ import torch
 from opforge.check import pattern
 
 # Elements looked at together: what caches hold; and a result may fill half of the memory.
-_HALF = 0.5 * (1 + 2**-20)  # of an ulp; the truth itself is rounded to float64
 _CHUNK = {"cpu": 1 << 17, "cuda": 1 << 26}
-
 _HALF = 0.5 * (1 + 2**-20)  # of an ulp; the truth itself is rounded to float64
 # How many times the spread, and how many times that of the reference's own 16-bit roundings.
 _TIMES, _NARROW_TIMES = 8, 4
