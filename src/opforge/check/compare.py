@@ -30,6 +30,7 @@ _TIMES, _NARROW_TIMES = 8, 4
 # Of how many runs a spread is taken: of few it may be small by luck, so that more are made where
 # these did not suffice.
 _SAMPLES = (4, 16, 64)
+_USUAL = 1 << 16  # elements that are enough to tell what spread is usual in a tensor
 
 
 class Spread(Protocol):
@@ -186,7 +187,9 @@ def _demand_within(
 
 def _steady(width: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     """A spread with what is usual in its tensor as the least: of few samples some are too small."""
-    usual = (width / truth.abs())[torch.isfinite(width) & torch.isfinite(truth) & (truth != 0)]
+    step = max(width.numel() // _USUAL, 1)
+    some, right = width.reshape(-1)[::step], truth.reshape(-1)[::step]
+    usual = (some / right.abs())[torch.isfinite(some) & torch.isfinite(right) & (right != 0)]
     if not usual.numel():
         return width
     least = usual.kthvalue(max(usual.numel() // 4, 1)).values
