@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -71,11 +72,15 @@ def _nearby(case: Case) -> Case:
 
 
 class _Spreads:
-    """The squares of differences that roundings make, added up over samples."""
+    """The root of the squares of differences that roundings make, added up over samples.
+
+    By hypot: the square of a difference at either end of float64 has no room in it, and an infinite
+    spread would allow for anything.
+    """
 
     def __init__(self) -> None:
         self.samples = 0
-        self._squares: dict[int, torch.Tensor] = {}
+        self._roots: dict[int, torch.Tensor] = {}
 
     def add(self, moved: Results, still: Results) -> None:
         """Take the differences of one sample in."""
@@ -86,13 +91,13 @@ class _Spreads:
             if not right.is_floating_point():
                 continue
             right = right.to(value.device)
-            off = (value.double() - right.double()).masked_fill(~torch.isfinite(right), 0)
-            squares = off.square().nan_to_num(nan=float("inf"), posinf=float("inf"))
-            self._squares[i] = self._squares[i].add_(squares) if i in self._squares else squares
+            off = (value.double() - right.double()).masked_fill_(~torch.isfinite(right), 0)
+            off = off.abs_().nan_to_num_(nan=math.inf, posinf=math.inf)
+            self._roots[i] = self._roots[i].hypot_(off) if i in self._roots else off
 
     def of(self, i: int) -> torch.Tensor:
         """The root of the mean square of result ``i``."""
-        return (self._squares[i] / self.samples).sqrt_()
+        return self._roots[i] / math.sqrt(self.samples)
 
 
 class Truth:
@@ -257,10 +262,14 @@ def _through_saved(
 ) -> Callable[[int | None], Results] | None:
     """The gradients by the backward's own formula, from outputs and statistics that are rounded.
 
-    None where the backward starts from the inputs alone.
+    The reference of a backward makes the statistics anew, to be differentiable. What an op composes
+    in its place starts from those that were kept. None where the backward starts from the inputs
+    alone.
     """
     if op.backward is None:
         return None
+    composed = op.backward.composed if isinstance(op.backward, Backward) else None
+    formula = composed or op.gradient_formula
     case = _nearby(case)
     outputs = op.returned(*cast(case))
     exact = op.returned(*cast(case, torch.float64))
@@ -280,7 +289,7 @@ def _through_saved(
             a.detach() if isinstance(a, torch.Tensor) else a for a in cast(case, torch.float64)
         )
         with torch.no_grad():
-            found: Results = op._gradient.by(op.gradient_formula, arguments, saved, incoming)
+            found: Results = op._gradient.by(formula, arguments, saved, incoming)
             return found
 
     return gradients_of

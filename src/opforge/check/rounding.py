@@ -179,27 +179,38 @@ class RandomRounding(_Mode):
         if value.is_complex():
             return self._moved(value, value.abs() * unit)
         moved = torch.addcmul(value, value, self._signs(value), value=unit)
-        small = (value.abs() < self._least / unit) & (value != 0)  # whose rounding is larger
-        if bool(small.any()):
-            moved = torch.where(small, self._moved(value, value.abs() * unit), moved)
-        return self._in_range(moved)
+        size = value.abs()
+        least, most = size.aminmax()  # NaN if one is: neither comparison holds then
+        if not bool(least >= self._least / unit):
+            small = (size < self._least / unit) & (value != 0)  # whose rounding is larger
+            if bool(small.any()):
+                moved = torch.where(small, self._moved(value, size * unit), moved)
+        return moved if bool(most <= self._most / 2) else self._in_range(moved)
 
     def _summed(
-        self, total: Tensor, squares: Tensor, count: Tensor | float, serial: Tensor | None = None
+        self,
+        total: Tensor,
+        root: Tensor,
+        count: Tensor | float,
+        serial: Tensor | None = None,
+        products: bool = False,
     ) -> Tensor:
         """A sum of ``count + 1`` terms in any order, one rounding each.
 
-        Its error is that of partial sums: about as large as random signs make them, or, where terms
+        ``root`` is that of the sum of their squares. The error is that of partial sums: about as large as random signs make them, or, where terms
         have one sign, growing up to the total. ``serial`` is what comes of adding one by one: of
-        equal terms many roundings have the same sign.
+        equal terms many roundings have the same sign. A sum of subnormal terms is exact, but
+        ``products`` that are subnormal are rounded one by one before they are added.
         """
-        partial = torch.maximum(squares.clamp(min=0).sqrt(), total.abs() / math.sqrt(3))
+        partial = torch.maximum(root, total.abs() / math.sqrt(3))
         size = partial * self._unit * (count**0.5)
+        if products:
+            size = size.clamp(min=self._least * count**0.5)
         if serial is not None:
             size = torch.maximum(size, (serial - total).abs() / 4)
         # A total of exactly 0 may be one of terms that cancel: another order may leave something.
         rest = self._signs(total) * size
-        return torch.where((total == 0) & (squares > 0), rest, self._moved(total, size))
+        return torch.where((total == 0) & (root > 0), rest, self._moved(total, size))
 
     def _sum(self, func: Any, mean: bool, args: tuple[Any, ...], kwargs: Any) -> Any:
         total, x = func(*args, **kwargs), args[0]
@@ -209,8 +220,8 @@ class RandomRounding(_Mode):
         if mean:  # in sums, not in means
             total = total * count
         dim = args[1] if len(args) > 1 and args[1] else None
-        squares = x.square().sum(dim).reshape(total.shape)
-        moved = self._summed(total, squares, count - 1, self._one_by_one(x, dim, total.shape))
+        root = _root_of_squares(lambda x: x.sum(dim), x).reshape(total.shape)
+        moved = self._summed(total, root, count - 1, self._one_by_one(x, dim, total.shape))
         return moved / count if mean else moved
 
     def _one_by_one(self, x: Tensor, dim: Any, shape: torch.Size) -> Tensor | None:
@@ -235,7 +246,8 @@ class RandomRounding(_Mode):
         if x.device.type == "cpu":
             added = np.add.accumulate(x.detach().to(self._compute).numpy(), axis=dim)
             serial = torch.from_numpy(added).double()
-        return self._summed(total, short_cumsum(x.square(), dim), count, serial)
+        root = _root_of_squares(lambda x: short_cumsum(x, dim), x)
+        return self._summed(total, root, count, serial)
 
     def _product(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Tensor:
         """Sums of products; their number follows from the second operand."""
@@ -244,10 +256,21 @@ class RandomRounding(_Mode):
             return total
         a, b = args[0], args[1]
         count = b[0].numel() if name == "convolution" else a.shape[-1]
-        squared = [a.square(), b.square(), *args[2:]]
-        if name == "convolution" and squared[2] is not None:
-            squared[2] = squared[2].square()
-        return self._summed(total, func(*squared, **kwargs), max(count, 1))
+        root = _root_of_squares(lambda a, b: func(a, b, *rest, **kwargs), a, b)
+        return self._summed(total, root, max(count, 1), products=True)
+
+
+def _root_of_squares(add: Callable[..., Tensor], *factors: Tensor) -> Tensor:
+    """The root of what ``add`` makes of squares; at the ends of float64 squares have no room."""
+    scales = [_power_of_two(f) for f in factors]
+    squares = add(*((f / s).square() for f, s in zip(factors, scales, strict=True)))
+    return squares.clamp(min=0).sqrt() * math.prod(scales)
+
+
+def _power_of_two(x: Tensor) -> float:
+    """One that makes the largest finite number of a tensor something between 1 and 2."""
+    largest = float(x.detach().abs().nan_to_num(0, 0, 0).amax()) if x.numel() else 0.0
+    return math.ldexp(1.0, max(math.frexp(largest)[1] - 1, -1022)) if largest else 1.0
 
 
 def _most_terms(func: Any, args: tuple[Any, ...], kwargs: Any) -> int:
