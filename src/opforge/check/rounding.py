@@ -185,7 +185,10 @@ class RandomRounding(_Mode):
             small = (size < self._least / unit) & (value != 0)  # whose rounding is larger
             if bool(small.any()):
                 moved = torch.where(small, self._moved(value, size * unit), moved)
-        return moved if bool(most <= self._most / 2) else self._in_range(moved)
+        if bool(most <= self._most / 2):
+            return moved
+        # An infinity stays one: moved by a part of itself it would be NaN, and so a whole row.
+        return self._in_range(torch.where(torch.isinf(value), value, moved))
 
     def _summed(
         self,

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Right results with a small error put in, and whether the comparison of `opforge check` notices.
+
+A part of one result is scaled by 1 + 2^-k: one element of typical size, the row it is in, or its
+binade, which is all elements with its exponent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from opforge.check import cases, compare, inputs, situation
+from opforge.check.place import Place
+from opforge.check.situation import Situation
+from opforge.op import Op, as_tuple, is_float
+
+MOST = 55  # beyond the last bit of float64
+PARTS = ("element", "row", "binade")
+
+
+@dataclass
+class Found:
+    """A result of an op: by part, the largest k noticed in each of the record's cases.
+
+    None where there is nothing to scale: no such result, or one of zeros.
+    """
+
+    op: str
+    dtype: str
+    result: str  # y, or grad_x
+    element: list[int | None]
+    row: list[int | None]
+    binade: list[int | None]
+
+
+def typical(right: torch.Tensor) -> int | None:
+    """The (flat) position of the element of median size, zeros aside."""
+    sizes = right.detach().abs().reshape(-1).double()
+    able = (torch.isfinite(sizes) & (sizes > 0)).nonzero().squeeze(-1)
+    if not able.numel():
+        return None
+    return int(able[sizes[able].median(0).indices])
+
+
+def part_of(right: torch.Tensor, at: int, part: str) -> torch.Tensor:
+    """Which elements of a result to scale: the one at this position, its row, or its binade."""
+    flat = right.detach().reshape(-1).double()
+    places = torch.arange(flat.numel())
+    if part == "element":
+        chosen = places == at
+    elif part == "row":
+        width = right.shape[-1] if right.dim() else 1
+        chosen = places // width == at // width
+    else:
+        exponents = torch.frexp(flat).exponent
+        chosen = (exponents == exponents[at]) & (flat != 0)
+    return chosen.view(right.shape)
+
+
+def scaled(right: torch.Tensor, chosen: torch.Tensor, k: int) -> torch.Tensor:
+    """The result with some elements multiplied by 1 + 2^-k, and rounded to its dtype."""
+    wide = right.detach().double()
+    return torch.where(chosen, wide + wide * 2.0**-k, wide).to(right.dtype)
+
+
+def is_noticed(truth: cases.Truth, results: cases.Results, i: int, wrong: torch.Tensor) -> bool:
+    """Whether the comparison refuses the results with ``wrong`` in the place of number ``i``."""
+    given = [wrong if i == j else r for j, r in enumerate(results)]
+    try:
+        truth.check(given)
+    except compare.Mismatch:
+        return True
+    return False
+
+
+def smallest_noticed(
+    truth: cases.Truth, results: cases.Results, i: int, chosen: torch.Tensor
+) -> int:
+    """The largest k up to which errors of 2^-k are all noticed; 0 if none is."""
+    right = results[i]
+    assert right is not None
+    for k in range(1, MOST + 1):
+        if not is_noticed(truth, results, i, scaled(right, chosen, k)):
+            return k - 1
+    return MOST
+
+
+def forward(s: Situation) -> tuple[cases.Truth, cases.Results]:
+    """The truth about a case's outputs, and the right ones of the op."""
+    with torch.no_grad():
+        outputs = as_tuple(s.op(*s.case))
+    return cases.true_outputs(s.op, s.case), outputs
+
+
+def backward(s: Situation) -> tuple[cases.Truth, cases.Results]:
+    """The truth about a case's gradients, and the right ones of the op."""
+    case = cases.as_leaves(s.case)
+    # Copies: a backward may be allowed to write over an input.
+    ours = tuple(v.detach().clone().requires_grad_() if is_float(v) else v for v in case)
+    wanted = cases.differentiated(s.op, case)
+    outputs = [o for o, w in zip(as_tuple(s.op(*ours)), wanted, strict=True) if w]
+    grads = [inputs.random_gradient(o.detach(), s.seed) for o in outputs]
+    torch.autograd.backward(outputs, grads)
+    return cases.true_gradients(s.op, case, grads), [t.grad for t in cases.differentiable(ours)]
+
+
+def results_of(s: Situation) -> Iterator[tuple[cases.Truth, cases.Results, list[str]]]:
+    """Forward and backward: the truth, the op's results, which are right, and their names."""
+    passes = [(forward, [a.name for a in s.op.outputs])]
+    if s.has_gradient():
+        passes.append((backward, [f"grad_{name}" for name in s.floats]))
+    for run, names in passes:
+        truth, results = run(s)
+        truth.check(results)  # unscaled they must pass
+        yield truth, results, names
+
+
+def sweep(op: Op, dtype: torch.dtype) -> list[Found]:
+    """Every floating point result, in every case of the record."""
+    found: dict[str, Found] = {}
+    situations = situation.own(op, Place("cpu"), dtype, seed=0)
+    for number, s in enumerate(situations):
+        for truth, results, names in results_of(s):
+            for i, name in enumerate(names):
+                right = results[i]
+                at = None if right is None or not is_float(right) else typical(right)
+                if right is None or at is None:
+                    continue
+                nothing = [[None] * len(situations) for _ in PARTS]
+                kind = str(dtype).removeprefix("torch.")
+                one = found.setdefault(name, Found(op.name, kind, name, *nothing))
+                for part in PARTS:
+                    k = smallest_noticed(truth, results, i, part_of(right, at, part))
+                    getattr(one, part)[number] = k
+    return list(found.values())

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How small an error the check notices: one beyond rounding, never one below the last bit."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from opforge import discover
+from opforge.check import situation
+from opforge.check.place import Place
+
+sys.path.insert(0, str(Path(__file__).parent / "sensitivity"))
+from sweep import is_noticed, part_of, results_of, scaled, smallest_noticed, typical
+
+# Errors of 2^-k that are clearly beyond rounding: of a pointwise op, of one with a sum in it.
+POINTWISE = {torch.float32: 20, torch.float16: 9, torch.bfloat16: 6, torch.float64: 47}
+NORM = {torch.float32: 17, torch.float16: 8, torch.bfloat16: 5, torch.float64: 44}
+
+
+def largest(op, dtype):
+    return max(situation.own(discover.find(op), Place("cpu"), dtype, 0), key=lambda s: s.elements)
+
+
+def every_result(s):
+    for truth, results, names in results_of(s):
+        for i, name in enumerate(names):
+            if results[i] is not None and results[i].numel():
+                yield truth, results, i, name
+
+
+@pytest.mark.parametrize(("op", "beyond"), [("vector_add", POINTWISE), ("rms_norm", NORM)])
+@pytest.mark.parametrize("dtype", POINTWISE)
+def test_an_error_beyond_rounding_is_noticed_in_one_element(op, beyond, dtype):
+    for truth, results, i, name in every_result(largest(op, dtype)):
+        one = part_of(results[i], typical(results[i]), "element")
+        for k in range(1, beyond[dtype] + 1):
+            assert is_noticed(truth, results, i, scaled(results[i], one, k)), (name, k)
+
+
+@pytest.mark.parametrize("op", ["vector_add", "rms_norm"])
+def test_an_error_below_the_last_bit_is_not_noticed(op):
+    for truth, results, i, name in every_result(largest(op, torch.float32)):
+        everything = torch.ones_like(results[i], dtype=torch.bool)
+        assert not is_noticed(truth, results, i, scaled(results[i], everything, 30)), name
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_infinity_in_a_row_hides_nothing_of_it(op, dtype):
+    """A mask is infinities: of one moved by a part of itself came NaN, and any result was right."""
+    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
+    mask = torch.zeros(3, 40, dtype=dtype)
+    mask[:, 25:] = -math.inf
+    s = largest(op, dtype)
+    s.values.update(x=x, mask=mask, scale=0.125, causal=False)
+    for truth, results, i, name in every_result(s):
+        if name == "grad_mask":
+            continue
+        at = typical(results[i])
+        k = smallest_noticed(truth, results, i, part_of(results[i], at, "element"))
+        assert k >= (17 if dtype == torch.float32 else 5), name
