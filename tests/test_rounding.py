@@ -193,3 +193,36 @@ def test_an_op_of_which_nothing_is_known_may_add_up():
     truth.check(gradients)
     with pytest.raises(compare.Mismatch, match="grad_b of convolution"):
         truth.check([gradients[0], gradients[1] * (1 + 1e-4)])
+
+
+# --- the ends of the range ------------------------------------------------------------------------
+
+
+class Products:
+    """``a @ b``, for which an op of two tensors and one result lends its schema."""
+
+    name, rowwise, pointwise, backward = "products", True, False, None
+    forward = discover.find("vector_add").forward
+    outputs = forward.returns
+    reference = staticmethod(torch.mm)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_products_that_are_subnormal_are_rounded_one_by_one(dtype):
+    tiny = torch.finfo(dtype).smallest_normal
+    a, b = normal(16, 400, dtype=dtype), normal(400, 16, dtype=dtype, seed=1) * (tiny / 4096)
+    total = (a.unsqueeze(2) * b).sum(1)  # of subnormal terms sums are exact
+    passes(Products, (a, b), total)
+    least = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    fails(Products, (a, b), total + 512 * least)
+
+
+@pytest.mark.parametrize("size", [1e-305, 1e300])
+def test_the_spread_at_the_ends_of_float64_is_neither_zero_nor_endless(size):
+    """The squares of such differences underflow or overflow."""
+    a, b = normal(16, 4000, dtype=torch.float64), normal(4000, 16, dtype=torch.float64, seed=1)
+    backwards = torch.zeros(16, 16, dtype=torch.float64)
+    for i in range(4000):
+        backwards += a[:, i : i + 1] * (b[i] * size)
+    passes(Products, (a, b * size), backwards)
+    fails(Products, (a, b * size), backwards * (1 + 1e-9))

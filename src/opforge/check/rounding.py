@@ -26,7 +26,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 # These only move, choose or compare values, or flip a sign: nothing is rounded.
-_EXACT = _names(
+EXACT = _names(
     """
     abs alias amax amin arange as_strided bernoulli cat ceil clamp clamp_max clamp_min clone
     constant_pad_nd copy copy_ detach embedding empty empty_like empty_strided expand eye fill fill_
@@ -69,7 +69,7 @@ def _signs_for(count: int, device: torch.device) -> Tensor:
     return pool
 
 
-class _Mode(TorchDispatchMode):
+class Mode(TorchDispatchMode):
     """A mode without the guard against compilation, which costs more than what it guards."""
 
     @classmethod
@@ -78,7 +78,8 @@ class _Mode(TorchDispatchMode):
 
 
 @functools.cache
-def _name(func: Any) -> str:
+def name_of(func: Any) -> str:
+    """An operator's name without its namespace."""
     return str(func._schema.name.partition("::")[2])
 
 
@@ -91,7 +92,7 @@ def _flat(args: tuple[Any, ...]) -> Iterator[Any]:
             yield a
 
 
-class RandomRounding(_Mode):
+class RandomRounding(Mode):
     """Inside, every float64 result is moved by a random rounding of ``compute``'s precision.
 
     Args:
@@ -121,8 +122,8 @@ class RandomRounding(_Mode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = _name(func)
-        if name in _EXACT or func.is_view or not any(map(_is_wide, _flat(args))):
+        name = name_of(func)
+        if name in EXACT or func.is_view or not any(map(_is_wide, _flat(args))):
             return func(*args, **kwargs)
         if name == "cumsum":
             return self._cumsum(*args, **kwargs)
@@ -200,10 +201,11 @@ class RandomRounding(_Mode):
     ) -> Tensor:
         """A sum of ``count + 1`` terms in any order, one rounding each.
 
-        ``root`` is that of the sum of their squares. The error is that of partial sums: about as large as random signs make them, or, where terms
-        have one sign, growing up to the total. ``serial`` is what comes of adding one by one: of
-        equal terms many roundings have the same sign. A sum of subnormal terms is exact, but
-        ``products`` that are subnormal are rounded one by one before they are added.
+        ``root`` is that of the sum of their squares. The error is that of partial sums: about as
+        large as random signs make them, or, where terms have one sign, growing up to the total.
+        ``serial`` is what comes of adding one by one: of equal terms many roundings have the same
+        sign. A sum of subnormal terms is exact, but ``products`` that are subnormal are rounded
+        before they are added.
         """
         partial = torch.maximum(root, total.abs() / math.sqrt(3))
         size = partial * self._unit * (count**0.5)
@@ -259,7 +261,12 @@ class RandomRounding(_Mode):
             return total
         a, b = args[0], args[1]
         count = b[0].numel() if name == "convolution" else a.shape[-1]
+        bias, rest = None, args[2:]
+        if name == "convolution":
+            bias, rest = rest[0], (None, *rest[1:])
         root = _root_of_squares(lambda a, b: func(a, b, *rest, **kwargs), a, b)
+        if bias is not None:  # one more term
+            root = torch.hypot(root, bias.view(-1, *[1] * (total.dim() - 2)))
         return self._summed(total, root, max(count, 1), products=True)
 
 
@@ -283,72 +290,6 @@ def _most_terms(func: Any, args: tuple[Any, ...], kwargs: Any) -> int:
     results = result if isinstance(result, (tuple, list)) else [result]
     made = [r.numel() for r in results if r is not None]
     return max(max(given, default=1) // max(min(made, default=1), 1), 1)
-
-
-class NarrowRounding(_Mode):
-    """Inside, every 16-bit result is rounded up or down at random, as its neighbours are near.
-
-    Here the reference is run in the dtypes of a case. Where it rounds to 16 bits on the way, an
-    implementation may do so, too, there or elsewhere, or not at all.
-    """
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._generator = torch.Generator().manual_seed(seed)
-        # By address: what was rounded, kept so that no other takes its place, and what it was.
-        self._exact: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def unrounded(self, result: Tensor | None) -> Tensor | None:
-        """A result before its own rounding, which is allowed for anyway."""
-        if result is None or result.data_ptr() not in self._exact:
-            return result
-        rounded, exact = self._exact[result.data_ptr()]
-        same = rounded.numel() == result.numel() and rounded.is_contiguous()
-        return exact.reshape(result.shape) if same and result.is_contiguous() else result
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        name = _name(func)
-        if func.is_view or (name in _EXACT and name != "_to_copy"):
-            return func(*args, **kwargs)
-        if func._schema.is_mutable:
-            result = func(*args, **kwargs)
-            if _is_narrow(result):
-                exact = result.double()
-                result.copy_(self._rounded(exact, result.dtype))
-                self._exact[result.data_ptr()] = result, exact
-            return result
-        real = func(*args, **kwargs)
-        several = isinstance(real, (tuple, list))
-        results = list(real) if several else [real]
-        if not any(_is_narrow(r) for r in results):
-            return real
-        if name == "_to_copy":  # which may move to another device, too
-            wide = args[0].double().to(real.device)
-        else:
-            wide = func(*(a.double() if _is_inexact(a) else a for a in args), **kwargs)
-        for i, (r, e) in enumerate(zip(results, wide if several else [wide], strict=True)):
-            if _is_narrow(r):
-                results[i] = self._rounded(e, r.dtype)
-                self._exact[results[i].data_ptr()] = results[i], e
-        return type(real)(results) if several else results[0]
-
-    def _rounded(self, exact: Tensor, dtype: torch.dtype) -> Tensor:
-        noise = torch.rand(exact.shape, generator=self._generator, dtype=torch.float64) - 0.5
-        info = torch.finfo(dtype)
-        _, exponent = torch.frexp(exact.abs().clamp(min=info.smallest_normal))
-        spacing = torch.ldexp(torch.full_like(exact, info.eps / 2), exponent)
-        return (exact + noise.to(exact.device) * spacing).to(dtype)
-
-
-def _is_inexact(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _is_narrow(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
 
 
 def random_rounding(value: Tensor, dtype: torch.dtype, seed: int) -> Tensor:

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a reference that rounds to 16 bits on the way does to its results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opforge.check.rounding import EXACT, Mode, name_of
+
+
+class NarrowRounding(Mode):
+    """Inside, every 16-bit result is rounded up or down at random, as its neighbours are near.
+
+    Here the reference is run in the dtypes of a case. Where it rounds to 16 bits on the way, an
+    implementation may do so, too, there or elsewhere, or not at all.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._generator = torch.Generator().manual_seed(seed)
+        # By address: what was rounded, kept so that no other takes its place, and what it was.
+        self._exact: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def unrounded(self, result: Tensor | None) -> Tensor | None:
+        """A result before its own rounding, which is allowed for anyway."""
+        if result is None or result.data_ptr() not in self._exact:
+            return result
+        rounded, exact = self._exact[result.data_ptr()]
+        same = rounded.numel() == result.numel() and rounded.is_contiguous()
+        return exact.reshape(result.shape) if same and result.is_contiguous() else result
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = name_of(func)
+        if func.is_view or (name in EXACT and name != "_to_copy"):
+            return func(*args, **kwargs)
+        if func._schema.is_mutable:
+            result = func(*args, **kwargs)
+            if _is_narrow(result):
+                exact = result.double()
+                result.copy_(self._rounded(exact, result.dtype))
+                self._exact[result.data_ptr()] = result, exact
+            return result
+        real = func(*args, **kwargs)
+        several = isinstance(real, (tuple, list))
+        results = list(real) if several else [real]
+        if not any(_is_narrow(r) for r in results):
+            return real
+        if name == "_to_copy":  # which may move to another device, too
+            wide = args[0].double().to(real.device)
+        else:
+            wide = func(*(a.double() if _is_inexact(a) else a for a in args), **kwargs)
+        for i, (r, e) in enumerate(zip(results, wide if several else [wide], strict=True)):
+            if _is_narrow(r):
+                results[i] = self._rounded(e, r.dtype)
+                self._exact[results[i].data_ptr()] = results[i], e
+        return type(real)(results) if several else results[0]
+
+    def _rounded(self, exact: Tensor, dtype: torch.dtype) -> Tensor:
+        noise = torch.rand(exact.shape, generator=self._generator, dtype=torch.float64) - 0.5
+        info = torch.finfo(dtype)
+        _, exponent = torch.frexp(exact.abs().clamp(min=info.smallest_normal))
+        spacing = torch.ldexp(torch.full_like(exact, info.eps / 2), exponent)
+        return (exact + noise.to(exact.device) * spacing).to(dtype)
+
+
+def _is_inexact(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _is_narrow(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16)
