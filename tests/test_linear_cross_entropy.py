@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import pytest
@@ -13,6 +14,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import opforge
+from opforge import Make
+from opforge.check import cases, compare, inputs
 from opforge.losses import in_reach, rows_at_once
 
 each_reduction = pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
@@ -477,3 +480,24 @@ def test_strides_beyond_32_bits_do_not_reach_a_product():
     near = torch.zeros(2, 5)
     assert in_reach(near) is near
     assert in_reach(torch.empty_strided((1, 5), (2**32, 1))).stride() == (5, 1)
+
+
+@pytest.mark.parametrize("which", range(4))  # mean, with low_memory, sum, none with low_memory
+@pytest.mark.parametrize("subnormal", [0, 1])
+def test_what_rounding_twice_does_to_subnormal_gradients_is_allowed_for(which, subnormal):
+    """The gradients kept are rounded before the factor comes, chunks before they are added."""
+    op = record("linear_cross_entropy")
+    case = list(list(op.iter_cases(Make(torch.bfloat16)))[which])
+    case[subnormal] = (case[subnormal].double() * 2**-129).bfloat16()
+    leaves = cases.as_leaves(tuple(case))
+    factors = functools.partial(inputs.random_gradient, seed=0)
+    cases.check_backward(op, leaves, factors)
+
+    def off_by_16(*args):
+        loss = op(*args)
+        assert all(a.requires_grad for a in args[:2])
+        args[1 - subnormal].register_hook(lambda grad: grad + 2.0**-129)
+        return loss
+
+    with pytest.raises(compare.Mismatch, match="is allowed"):
+        cases.check_backward(op, leaves, factors, run=off_by_16)

@@ -116,8 +116,7 @@ def in_chunks(
     input, weight = in_reach(input), in_reach(weight)
     rows, classes = input.shape[0], weight.shape[0]
     wide, kernels = wide_dtype(input), torch.ops.opforge
-    room_of_row = classes * input.element_size()
-    size = max(1, -(-rows // pieces)) if pieces else rows_at_once(rows, room_of_row, low_memory)
+    size = rows_of_chunk(input, classes, pieces, low_memory)
     losses = torch.empty(rows, dtype=wide, device=input.device)
     d_input, d_bias = no_tensor(input), no_tensor(input).to(wide)
     if wanted & INPUT:
@@ -220,6 +219,14 @@ def _add_product(total: Tensor, d: Tensor, x: Tensor, beta: int) -> None:
         x, classes = x.to(total.dtype), -(-d.shape[1] // 8)
         for slab, part in zip(total.split(classes), d.split(classes, 1), strict=True):
             slab.addmm_(part.to(total.dtype).t(), x, beta=beta)
+
+
+def rows_of_chunk(input: Tensor, classes: int, pieces: int, low_memory: bool) -> int:
+    """How many rows have logits at a time: those of one of so many pieces, or as chosen."""
+    rows = input.shape[0]
+    if pieces:
+        return max(1, -(-rows // pieces))
+    return rows_at_once(rows, classes * input.element_size(), low_memory)
 
 
 def rows_at_once(rows: int, row_bytes: int, low_memory: bool) -> int:
