@@ -10,11 +10,12 @@ from rich.console import Console
 
 from opforge import discover
 from opforge.check import compare, explain, inputs, results, show
-from opforge.check.cases import ShortSums, as_leaves, check_backward, check_forward
+from opforge.check.cases import as_leaves, check_backward, check_forward
 from opforge.check.place import Place
 from opforge.check.row import NotApplicable, NotRun, Trial
 from opforge.check.rows import repeats, shapes
 from opforge.check.situation import own
+from opforge.check.truth import ShortSums
 from opforge.op import Make
 
 

@@ -4,40 +4,34 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from opforge.check import compare
-from opforge.check.narrow_rounding import NarrowRounding
-from opforge.check.rounding import RandomRounding, random_rounding, short_cumsum
+from opforge.check.rounding import random_rounding
+from opforge.check.truth import Case, Pick, Results, Truth, cast, differentiable, nearby
 from opforge.op import Backward, Op, as_tuple, is_float
 
-Case = tuple[Any, ...]
+# What cases are made of and compared with is used beside them.
+__all__ = [
+    "Case",
+    "Results",
+    "Truth",
+    "as_leaves",
+    "cast",
+    "check_backward",
+    "check_forward",
+    "differentiable",
+    "differentiated",
+    "one_thread",
+    "true_gradients",
+    "true_outputs",
+]
+
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
-_WIDEST = 64  # elements that any loop over vectors takes at a time, or several times as many
-_SMALL = 1 << 18  # elements of all tensors of a case
-_ROUGH = 2**-13  # of an element and of what is usual in its tensor
-Pick = Callable[[torch.Tensor], torch.Tensor]
-Results = Sequence[torch.Tensor | None]
 GradsFor = Callable[[torch.Tensor], torch.Tensor | None]
-
-
-def differentiable(case: Case) -> list[torch.Tensor]:
-    """The floating point tensors of a case."""
-    return [a for a in case if is_float(a)]
-
-
-def cast(case: Case, dtype: torch.dtype | None = None) -> Case:
-    """A case with its floating point tensors as leaves of their own, in another dtype if given."""
-    return tuple(
-        a.detach().to(dtype or a.dtype).requires_grad_(a.requires_grad) if is_float(a) else a
-        for a in case
-    )
 
 
 def as_leaves(case: Case, only: int | Collection[int] | None = None) -> Case:
@@ -52,27 +46,6 @@ def as_leaves(case: Case, only: int | Collection[int] | None = None) -> Case:
     )
 
 
-class ShortSums(TorchFunctionMode):
-    """Inside, torch.cumsum adds up blocks, so that it errs little; see ``short_cumsum``."""
-
-    def __torch_function__(
-        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        if function in (torch.cumsum, torch.Tensor.cumsum) and not kwargs:
-            return short_cumsum(*args)
-        return function(*args, **(kwargs or {}))
-
-
-def _nearby(case: Case) -> Case:
-    """A case of small tensors on the CPU: a GPU takes longer over many small steps."""
-    if sum(v.numel() for v in case if isinstance(v, torch.Tensor)) > _SMALL:
-        return case
-    return tuple(
-        v.detach().cpu().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v
-        for v in case
-    )
-
-
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Inside, torch uses one thread: several rows run at a time, and their threads would wait."""
@@ -82,161 +55,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-class _Spreads:
-    """The root of the squares of differences that roundings make, added up over samples.
-
-    By hypot: the square of a difference at either end of float64 has no room in it, and an infinite
-    spread would allow for anything.
-    """
-
-    def __init__(self) -> None:
-        self.samples = 0
-        self._roots: dict[int, torch.Tensor] = {}
-
-    def add(self, moved: Results, still: Results) -> None:
-        """Take the differences of one sample in."""
-        for i, (value, right) in enumerate(zip(moved, still, strict=True)):
-            if value is None or right is None:
-                continue
-            value, right = compare.parts(value.detach()), compare.parts(right.detach())
-            if not right.is_floating_point():
-                continue
-            right = right.to(value.device)
-            off = (value.double() - right.double()).masked_fill_(~torch.isfinite(right), 0)
-            off = off.abs_().nan_to_num_(nan=math.inf, posinf=math.inf)
-            self._roots[i] = self._roots[i].hypot_(off) if i in self._roots else off
-
-    def of(self, i: int) -> torch.Tensor:
-        """The root of the mean square of result ``i``."""
-        return self._roots[i] / math.sqrt(self.samples)
-
-
-class Truth:
-    """What results are compared with: PyTorch's in the same dtype, and those in float64.
-
-    ``saved`` gives the results of the backward's own formula, in float64, with what the forward
-    has saved moved by roundings of a seed; None stands for no rounding. What a forward returns is
-    rounded to its dtype, and a backward that starts from there errs by as much. ``picked`` gives
-    the results for some elements of a pointwise op's tensors alone.
-    """
-
-    def __init__(
-        self,
-        op: Op,
-        case: Case,
-        names: list[str],
-        results: Callable[[Case], Results],
-        saved: Callable[[int | None], Results] | None = None,
-        picked: Callable[[Pick], Results] | None = None,
-    ) -> None:
-        self._op, self._case, self._names = op, case, names
-        self._results, self._saved, self._picked = results, saved, picked
-        self._torchs = results(cast(case))
-        with ShortSums():
-            self._exact = results(cast(case, torch.float64))
-        self._from_saved: Results = []
-        self._wide, self._narrow = _Spreads(), _Spreads()
-
-    def check(
-        self, got: Results, errors: list[compare.Errors] | None = None, rough: bool = False
-    ) -> None:
-        """Every result must be within the allowed error of the truth, or ``rough``-ly so."""
-        if len(got) != len(self._names):
-            raise compare.Mismatch(f"{self._op.name}: {len(got)} results, not {len(self._names)}")
-        for i, (what, one) in enumerate(zip(self._names, got, strict=True)):
-            if not isinstance(one, torch.Tensor | None):
-                raise compare.Mismatch(f"{what}: a {type(one).__name__}, not a tensor")
-            theirs, right = self._torchs[i], self._exact[i]
-            if one is None or theirs is None or right is None:
-                _check_absent(one, theirs, what)
-                continue
-            # What is not even roughly right may be a sum of which nothing is left but roundings.
-            spreads = [self._rough_spread, self._spread] if rough else [self._spread]
-            any_order = self._op.rowwise and what.startswith("grad_")
-            alone = functools.partial(self._alone, i) if self._picked is not None else None
-            for spread in spreads:
-                try:
-                    found = compare.check(
-                        one, theirs, right, functools.partial(spread, i), what, any_order, alone
-                    )
-                    break
-                except compare.Mismatch:
-                    if spread is spreads[-1]:
-                        raise
-            if errors is not None:
-                errors.append(found)
-
-    def _spread(self, i: int, samples: int, narrow: bool) -> torch.Tensor | None:
-        """How far roundings put result ``i`` from the truth: the root of the mean square."""
-        dtypes = [t.dtype for t in differentiable(self._case)]
-        if narrow and not {torch.float16, torch.bfloat16} & set(dtypes):
-            return None
-        spreads, near = self._narrow if narrow else self._wide, _nearby(self._case)
-        while spreads.samples < samples:
-            spreads.samples += 1
-            seed = spreads.samples
-            if narrow:
-                with NarrowRounding(seed) as rounding:
-                    moved = self._results(cast(near))
-                spreads.add([rounding.unrounded(m) for m in moved], self._exact)
-                continue
-            result = self._torchs[i]
-            assert result is not None
-            with RandomRounding(compare.compute_dtype(*dtypes), seed, result.dtype):
-                moved = self._results(cast(near, torch.float64))
-            spreads.add(moved, self._exact)
-            if self._saved is not None:
-                self._from_saved = self._from_saved or self._saved(None)
-                spreads.add(self._saved(seed), self._from_saved)
-        return spreads.of(i)
-
-    def _rough_spread(self, i: int, samples: int, narrow: bool) -> torch.Tensor | None:
-        """A guess that is far too wide, for tensors of which samples take too long.
-
-        What is read or written at a wrong place, left out or done twice is far beyond it.
-        """
-        exact, result = self._exact[i], self._torchs[i]
-        assert exact is not None
-        assert result is not None
-        if narrow:
-            return None
-        size = compare.parts(exact.detach()).double().abs()
-        usual = size.nan_to_num(0, 0, 0).square().mean().sqrt()
-        return (size + usual) * max(_ROUGH, torch.finfo(result.dtype).eps)
-
-    def _alone(self, i: int, found: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Result ``i`` for single elements: by loops over vectors, and by loops over the rest."""
-        assert self._picked is not None
-        (wide,) = self._picked(lambda t: t.reshape(-1)[found].repeat_interleave(_WIDEST))[i : i + 1]
-        if wide is not None:
-            yield wide[::_WIDEST]
-        if len(found) <= _WIDEST:
-            narrow = [self._picked(lambda t, f=f: t.reshape(-1)[f : f + 1])[i] for f in found]  # type: ignore[misc]
-            yield torch.cat([n for n in narrow if n is not None])
-
-    def roughly(self, got: Sequence[torch.Tensor | None]) -> bool:
-        """Whether results are right but for rounding: in norm at most four times PyTorch's error.
-
-        A rounding of the dtype may come on top, for there are ops that PyTorch does exactly.
-        """
-        if len(got) != len(self._names):
-            return False
-        for one, theirs, right in zip(got, self._torchs, self._exact, strict=True):
-            if not isinstance(one, torch.Tensor | None):
-                return False
-            if one is None or theirs is None or right is None:
-                if any(t is not None and bool(t.any()) for t in (one, theirs)):
-                    return False  # one has it, the other has not
-                continue
-            if one.shape != theirs.shape or not one.is_floating_point():
-                return False
-            size = float(right.double().norm())
-            ours, torchs = (float((t.double() - right).norm()) for t in (one, theirs))
-            if not ours <= 4 * torchs + 2 * torch.finfo(theirs.dtype).eps * size:
-                return False
-        return True
 
 
 def true_outputs(op: Op, case: Case) -> Truth:
@@ -308,7 +126,7 @@ def _through_saved(
         return None
     composed = op.backward.composed if isinstance(op.backward, Backward) else None
     formula = composed or op.gradient_formula
-    case = _nearby(case)
+    case = nearby(case)
     outputs = op.returned(*cast(case))
     exact = op.returned(*cast(case, torch.float64))
     device = outputs[0].device
@@ -424,11 +242,3 @@ def _run_backward(outputs: list[torch.Tensor], grads: Sequence[torch.Tensor | No
 
 def _gradients(values: Case) -> list[torch.Tensor | None]:
     return [t.grad for t in differentiable(values)]
-
-
-def _check_absent(got: torch.Tensor | None, torchs: torch.Tensor | None, what: str) -> None:
-    """No gradient and one of zeros mean the same."""
-    given = got if torchs is None else torchs
-    if given is not None and bool(given.any()):
-        who, other = ("the op", "its reference") if torchs is None else ("the reference", "the op")
-        raise compare.Mismatch(f"{what}: {who} has one, {other} has none")
