@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -11,6 +13,18 @@ from torch import Tensor
 _LOW = 0xFFFFFFFF
 _FACTORS = 0xD2511F53, 0xCD9E8D57
 _KEY_STEPS = 0x9E3779B9, 0xBB67AE85
+_remembered: dict[tuple[int, int, torch.device], Tensor] | None = None
+
+
+@contextlib.contextmanager
+def remembered() -> Iterator[None]:
+    """Inside, the same words are made once: a check runs a formula dozens of times."""
+    global _remembered
+    before, _remembered = _remembered, {}
+    try:
+        yield
+    finally:
+        _remembered = before
 
 
 def words(seed: Tensor, count: int) -> Tensor:
@@ -18,6 +32,15 @@ def words(seed: Tensor, count: int) -> Tensor:
 
     Numbers of 32 bits in int64, whose products wrap around as they should.
     """
+    if _remembered is None:
+        return _words(seed, count)
+    key = int(seed), count, seed.device
+    if key not in _remembered:
+        _remembered[key] = _words(seed, count)
+    return _remembered[key]
+
+
+def _words(seed: Tensor, count: int) -> Tensor:
     counter = torch.arange(-(-count // 4), device=seed.device)
     key = seed.reshape(())
     c0, c1 = counter & _LOW, counter >> 32

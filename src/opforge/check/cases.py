@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from opforge import philox
 from opforge.check import compare
-from opforge.check.rounding import random_rounding
+from opforge.check.rounding import RandomRounding, random_rounding
 from opforge.check.truth import Case, Pick, Results, Truth, cast, differentiable, nearby
 from opforge.op import Backward, Op, as_tuple, is_float
 
@@ -25,13 +26,16 @@ __all__ = [
     "check_forward",
     "differentiable",
     "differentiated",
+    "gradients_and_truth",
     "one_thread",
+    "outputs_and_truth",
     "true_gradients",
     "true_outputs",
 ]
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
 GradsFor = Callable[[torch.Tensor], torch.Tensor | None]
+_ROUNDED_FROM = 4  # samples, which suffice for most results: they go without the dearer kind
 
 
 def as_leaves(case: Case, only: int | Collection[int] | None = None) -> Case:
@@ -119,8 +123,9 @@ def _through_saved(
     """The gradients by the backward's own formula, from outputs and statistics that are rounded.
 
     The reference of a backward makes the statistics anew, to be differentiable. What an op composes
-    in its place starts from those that were kept. None where the backward starts from the inputs
-    alone.
+    in its place starts from those that were kept. Some samples have every result on the way rounded
+    as well: the derivative of a norm by the book has the mean's error, which autograd's may lack.
+    None where the backward starts from the inputs alone.
     """
     if op.backward is None:
         return None
@@ -133,6 +138,7 @@ def _through_saved(
     given = iter(g if g is None else g.to(device, torch.float64) for g in grads)
     incoming = [next(given) if w else None for w in wanted]
     incoming += [None] * (len(exact) - len(wanted))
+    compute = compare.compute_dtype(*[t.dtype for t in differentiable(case)])
 
     def gradients_of(seed: int | None) -> Results:
         saved = [t.detach() for t in exact]
@@ -144,7 +150,10 @@ def _through_saved(
         arguments = tuple(
             a.detach() if isinstance(a, torch.Tensor) else a for a in cast(case, torch.float64)
         )
-        with torch.no_grad():
+        rounding: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if composed is None and seed is not None and seed > _ROUNDED_FROM:
+            rounding = RandomRounding(compute, seed, outputs[0].dtype)
+        with torch.no_grad(), rounding:
             found: Results = op._gradient.by(formula, arguments, saved, incoming)
             return found
 
@@ -157,36 +166,30 @@ def differentiated(op: Op, case: Case) -> list[bool]:
     return [r.requires_grad for r in as_tuple(op.reference(*cast(case)))]
 
 
-def check_forward(
+def outputs_and_truth(
     op: Op,
     case: Case,
     around: Around = contextlib.nullcontext,
-    errors: list[compare.Errors] | None = None,
     run: Callable[..., Any] | None = None,
-    rough: bool = False,
-) -> tuple[torch.Tensor, ...]:
-    """Compare the op's outputs with the truth; returns them.
+) -> tuple[tuple[torch.Tensor, ...], Truth]:
+    """The op's outputs, and what they are compared with.
 
     The op is run in ``around()``; ``run`` is called in its place if given (compiled, say).
-    ``rough`` allows for more than any rounding: it is for tensors too large to find out.
     """
     with around():
         outputs = as_tuple((run or op)(*case))
-    with one_thread():
-        true_outputs(op, case).check(outputs, errors, rough)
-    return outputs
+    with one_thread(), philox.remembered():
+        return outputs, true_outputs(op, case)
 
 
-def check_backward(
+def gradients_and_truth(
     op: Op,
     case: Case,
     grads_for: GradsFor | None = None,
     around: Around = contextlib.nullcontext,
-    errors: list[compare.Errors] | None = None,
     run: Callable[..., Any] | None = None,
-    rough: bool = False,
-) -> tuple[torch.Tensor, ...]:
-    """Compare the op's gradients with the truth; returns them.
+) -> tuple[Results, Truth]:
+    """The op's gradients, and what they are compared with.
 
     ``grads_for`` makes the gradient of an output; None stands for one that is undefined.
     """
@@ -200,9 +203,41 @@ def check_backward(
                 raise compare.Mismatch(f"{op.name}: an output is cut off from autograd")
         grads = [make_grad(r.detach()) for r in outputs]
         _run_backward(outputs, grads)
-    got = _gradients(ours)
-    with one_thread():
-        true_gradients(op, case, grads).check(got, errors, rough)
+    with one_thread(), philox.remembered():
+        return _gradients(ours), true_gradients(op, case, grads)
+
+
+def check_forward(
+    op: Op,
+    case: Case,
+    around: Around = contextlib.nullcontext,
+    errors: list[compare.Errors] | None = None,
+    run: Callable[..., Any] | None = None,
+    rough: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """Compare the op's outputs with the truth; returns them.
+
+    ``rough`` allows for more than any rounding: it is for tensors too large to find out.
+    """
+    outputs, truth = outputs_and_truth(op, case, around, run)
+    with one_thread(), philox.remembered():
+        truth.check(outputs, errors, rough)
+    return outputs
+
+
+def check_backward(
+    op: Op,
+    case: Case,
+    grads_for: GradsFor | None = None,
+    around: Around = contextlib.nullcontext,
+    errors: list[compare.Errors] | None = None,
+    run: Callable[..., Any] | None = None,
+    rough: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """Compare the op's gradients with the truth; returns them."""
+    got, truth = gradients_and_truth(op, case, grads_for, around, run)
+    with one_thread(), philox.remembered():
+        truth.check(got, errors, rough)
     return tuple(g for g in got if g is not None)
 
 

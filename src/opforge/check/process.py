@@ -118,7 +118,7 @@ class Worker:
         # Threads that wait spinning make small tensors ten times slower where others want cores.
         environment = {
             "OMP_WAIT_POLICY": "passive",
-            # Memory of large tensors is kept: asking for it anew takes longer than most of the math.
+            # Memory of large tensors is kept: asking for it anew takes longer than the math.
             "MALLOC_MMAP_MAX_": "0",
             "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
             "KINETO_LOG_LEVEL": "99",

@@ -129,6 +129,7 @@ class Trial:
         """Remember ``s`` as what is being tried, and collect its errors."""
         self.last = s
         s.errors = self.errors
+        s.quick = not self.full
         return s
 
     def resized(self, base: Situation, chosen: int, size: int, rest: int) -> Situation | None:

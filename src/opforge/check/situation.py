@@ -20,6 +20,7 @@ from opforge.check.place import Place
 from opforge.op import Make, Op, as_tuple
 
 _MOST = 1 << 26  # elements of a tensor that is made on the CPU
+_LARGE = 1 << 20  # elements of a case that takes seconds to compare
 
 
 class TooLarge(ValueError):
@@ -47,6 +48,7 @@ class Situation:
             f"{names} = list(op.iter_cases(make))[{number}]",
         ]
         self.last = ""  # the line that checks; none where it takes more than a line
+        self.quick = False  # large tensors are compared roughly
 
     @property
     def case(self) -> cases.Case:
@@ -67,6 +69,10 @@ class Situation:
     def elements(self) -> int:
         """Elements of all tensors together."""
         return sum(t.numel() for t in self.tensors.values())
+
+    @property
+    def _is_rough(self) -> bool:
+        return self.quick and self.elements > _LARGE
 
     def copy(self) -> Situation:
         """A situation that can be changed on its own."""
@@ -117,7 +123,8 @@ class Situation:
             case = tuple(v.cpu() if isinstance(v, torch.Tensor) else v for v in case)
         try:
             check_arguments(self.op, self.case)
-            self.op.reference(*case)
+            with cases.one_thread():
+                self.op.reference(*case)
         except torch.OutOfMemoryError:
             raise
         except Exception:
@@ -142,7 +149,9 @@ class Situation:
         self.last = "checks.check_forward(op, case, place)"
         self._announce()
         with torch.no_grad():
-            return cases.check_forward(self.op, self.case, self.place, self.errors["forward"])
+            return cases.check_forward(
+                self.op, self.case, self.place, self.errors["forward"], rough=self._is_rough
+            )
 
     def backward(
         self,
@@ -174,6 +183,7 @@ class Situation:
             grads_for,
             self.place,
             self.errors["backward"],
+            rough=self._is_rough,
         )
 
     def both(self) -> None:
@@ -187,7 +197,8 @@ class Situation:
         assert self.op.reference is not None
         if not self.floats:
             return False
-        outputs = as_tuple(self.op.reference(*cases.as_leaves(self.case, only)))
+        with cases.one_thread():
+            outputs = as_tuple(self.op.reference(*cases.as_leaves(self.case, only)))
         return any(o.requires_grad for o in outputs)
 
     def results(self, gradient: bool = True) -> list[torch.Tensor]:
