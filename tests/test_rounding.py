@@ -10,6 +10,7 @@ import torch
 from opforge import discover
 from opforge.check import cases, compare
 from opforge.check.cases import check_backward, check_forward
+from opforge.check.rounding import RandomRounding
 
 NORM = discover.find("rms_norm")
 SUM = discover.find("reduce_sum")
@@ -226,3 +227,48 @@ def test_the_spread_at_the_ends_of_float64_is_neither_zero_nor_endless(size):
         backwards += a[:, i : i + 1] * (b[i] * size)
     passes(Products, (a, b * size), backwards)
     fails(Products, (a, b * size), backwards * (1 + 1e-9))
+
+
+def test_an_op_named_like_one_of_torchs_is_not_taken_for_it():
+    x = normal(3, 5, dtype=torch.float64)
+    with RandomRounding(torch.float32, 1):
+        moved = discover.find("cumsum")(x, -1, False, False)
+    assert not torch.equal(moved, x.cumsum(-1))
+    torch.testing.assert_close(moved, x.cumsum(-1), rtol=1e-5, atol=1e-5)
+
+
+# --- gradients by the book ------------------------------------------------------------------------
+
+
+class ByTheBook(torch.autograd.Function):
+    """group_norm of one channel per group; its gradient takes it that what is normalised adds up
+    to 0, which it does but for the rounding of the mean."""
+
+    @staticmethod
+    def forward(ctx, x, naive):
+        ctx.save_for_backward(x)
+        ctx.naive = naive
+        return torch.nn.functional.group_norm(x, x.shape[1])
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        mean = x.mean((2, 3), keepdim=True)
+        away = (x - mean).square().mean((2, 3), keepdim=True)
+        if ctx.naive:
+            away = (x.square().mean((2, 3), keepdim=True) - mean.square()).clamp(min=0)
+        rstd = torch.rsqrt(away + 1e-5)
+        normed = (x - mean) * rstd
+        inner = (grad * normed).mean((2, 3), keepdim=True)
+        return (grad - grad.mean((2, 3), keepdim=True) - normed * inner) * rstd, None
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_gradient_of_a_norm_may_have_the_error_of_its_mean(seed):
+    norm = discover.find("group_norm")
+    x = (normal(4, 6, 4, 5, seed=seed) + 1000).requires_grad_()
+    case = x, None, None, 6, 1e-5, False, True
+    grad = normal(4, 6, 4, 5, seed=seed + 10)
+    check_backward(norm, case, lambda _: grad, run=lambda *a: ByTheBook.apply(a[0], False))
+    with pytest.raises(compare.Mismatch, match="is allowed"):
+        check_backward(norm, case, lambda _: grad, run=lambda *a: ByTheBook.apply(a[0], True))

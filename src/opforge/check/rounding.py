@@ -79,8 +79,8 @@ class Mode(TorchDispatchMode):
 
 @functools.cache
 def name_of(func: Any) -> str:
-    """An operator's name without its namespace."""
-    return str(func._schema.name.partition("::")[2])
+    """The name of one of torch's operators, without its namespace; others keep theirs."""
+    return str(func._schema.name.removeprefix("aten::"))
 
 
 def _flat(args: tuple[Any, ...]) -> Iterator[Any]:
