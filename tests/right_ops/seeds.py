@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts false alarms: the quick check of ops that are right, over many seeds.
+
+    python tests/right_ops/seeds.py                              # the ops of this folder, 100 seeds
+    python tests/right_ops/seeds.py --ops rms_norm softmax --seeds 300 --on cpu --out ops.json
+
+Each op has a process of its own. In it the rows whose outcome depends on the values run for every
+seed, those that compare the same values in other layouts for every tenth, and all others once; of
+built-in ops these are left to the check's own tests. Results are written after every seed, and a
+second run goes on where the first one ended (--fresh begins again). With --minutes the time left is
+shared among the ops left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+import opforge
+from opforge import discover
+from opforge.build.plan import has_sources
+from opforge.check import row as rows
+from opforge.check import runner, worker
+from opforge.check.options import Options
+from opforge.check.place import Place
+from opforge.check.results import FAILED, NOT_APPLICABLE, PASSED
+from opforge.op import Op
+from opforge.processes import end_with_parent, ending
+
+FOLDER = Path(__file__).parent
+PATIENCE = 300.0  # seconds that a row may take
+# Rows whose outcome depends on the values, and on the rule for the allowed error.
+EVERY = (
+    *("own-cases", "ranges", "numbers", "scalars", "odd-sizes", "expanded", "expanded-gradient"),
+    *("one-nan", "special-values", "masked-rows", "cancellation", "eps", "dropout", "gradients"),
+    *("double-backward", "gradient-values", "backward-reference", "statistics", "pairs"),
+    *("randomness", "found-cases", "random"),
+)
+# These compare with the truth, too: the same values in another layout, or very many of them.
+TENTH = (
+    *("empty", "offset", "strides", "negative-view", "narrow-gradient", "missing-gradient"),
+    *("many-rows", "long-row", "mixed-dtypes", "changed-before-backward", "strided-parameters"),
+    *("vmap", "sanitizer", "guard-pages", "thread-counts", "ranks"),
+)
+
+
+def right_ops() -> list[str]:
+    """The ops of this folder."""
+    return sorted(p.parent.name for p in FOLDER.glob("*/op.py"))
+
+
+def find(name: str) -> Op:
+    """An op of this folder, a built-in one, or one by its path."""
+    return discover.find(str(FOLDER / name) if name in right_ops() else name)
+
+
+def places_of(op: Op) -> list[str]:
+    """Where an op has kernels of its own; the CPU if it has none."""
+    own = [p for p, kind in (("cpu", "cpu"), ("sim", "cuda")) if has_sources(op, kind)]
+    return own or (["cpu", "sim"] if op.composed is not None else ["cpu"])
+
+
+# --- in the process of an op ----------------------------------------------------------------------
+
+
+def run_seeds(job: dict[str, Any], out: IO[str]) -> None:
+    """Run the rows of an op for each seed; every row is announced, and its result told."""
+    op = find(job["op"])
+    every = [row for some in job["rows"].values() for row in some]
+    runner.build([op], Options(tuple(job["places"]), only=tuple(every)))
+
+    def say(**message: Any) -> None:
+        out.write(json.dumps(message) + "\n")
+        out.flush()
+
+    for seed in range(job["from"], job["to"]):
+        worker.examine(op, seed)
+        steps = [step for step in job["rows"] if not seed or (step != "0" and not seed % int(step))]
+        for row in rows.find([row for step in steps for row in job["rows"][step]]):
+            for place in job["places"]:
+                if rows.applies_at(row, place):
+                    say(begins=[seed, row.name, place])
+                    result = worker.run(row, rows.Trial(op, Place(place), seed))
+                    say(ends=result.outcome, text=result.text, script=result.script)
+        say(seed=seed)
+
+
+# --- around it ------------------------------------------------------------------------------------
+
+
+def messages(job: dict[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
+    """What the process of an op says; the last one, if it ends before its job does, says how."""
+    reading, writing = os.pipe()
+    environment = {"OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99", **os.environ}
+    command = [sys.executable, __file__, "--job", json.dumps(job), str(writing)]
+    buffer, said = b"", tempfile.TemporaryFile()  # noqa: SIM115
+    child = subprocess.Popen(command, pass_fds=(writing,), env=environment, stderr=said)
+    os.close(writing)
+    try:
+        while time.monotonic() < deadline:
+            patience = min(PATIENCE, deadline - time.monotonic())
+            if not select.select([reading], [], [], max(patience, 0))[0]:
+                if time.monotonic() < deadline:
+                    yield {"gone": f"it did not answer for {PATIENCE:.0f} s"}
+                return
+            got = os.read(reading, 65536)
+            if not got:
+                if code := child.wait():
+                    said.seek(0)
+                    last = said.read().decode(errors="replace").rstrip().rpartition("\n")[2]
+                    yield {"gone": f"{ending(code)}; its last words: {last}"}
+                return
+            *lines, buffer = (buffer + got).split(b"\n")
+            yield from map(json.loads, lines)
+    finally:
+        child.kill()
+        child.wait()
+        said.close()
+        os.close(reading)
+
+
+def run_op(entry: dict[str, Any], job: dict[str, Any], deadline: float, save: Any) -> None:
+    """The seeds of an op that are left; where its process ends in one, the next has a new one."""
+    commit = provenance()["commit"]
+    if commit not in entry["commits"]:
+        entry["commits"].append(commit)
+    while entry["seeds"] < job["to"] and time.monotonic() < deadline:
+        begun, at = time.monotonic(), None
+        pending: list[dict[str, Any]] = []  # of the seed that is not done yet
+        for message in messages({**job, "from": entry["seeds"]}, deadline):
+            if "begins" in message:
+                at = message["begins"]
+                continue
+            if "gone" in message:
+                pending.append({"at": at, "ends": FAILED, "text": message["gone"], "script": ""})
+            elif "ends" in message:
+                pending.append({"at": at, **message})
+                continue
+            keep(entry, pending, time.monotonic() - begun)
+            begun, pending = time.monotonic(), []
+            save()
+            show(entry, job)
+
+
+def keep(entry: dict[str, Any], done: list[dict[str, Any]], seconds: float) -> None:
+    """Take a seed's results in."""
+    for one in done:
+        seed, row, place = one["at"] or (entry["seeds"], "start", "")
+        if one["ends"] not in (PASSED, FAILED):
+            kind = "not_applicable" if one["ends"] == NOT_APPLICABLE else "not_run"
+            entry[kind][f"{row} {place}"] = one["text"]
+            continue
+        count = entry["rows"].setdefault(row, {})
+        count[place] = count.get(place, 0) + 1
+        entry["runs"] += 1
+        if one["ends"] == FAILED:
+            failure = {"seed": seed, "row": row, "place": place}
+            entry["failures"].append({**failure, "text": one["text"], "script": one["script"]})
+    entry["seeds"] += 1
+    entry["seconds"] = round(entry["seconds"] + seconds, 1)
+
+
+def show(entry: dict[str, Any], job: dict[str, Any]) -> None:
+    each = entry["seconds"] / entry["seeds"]
+    text = f"{job['op']}: {entry['seeds']} of {job['to']} seeds, {each:.1f} s each, "
+    text += f"{entry['runs']} rows, {len(entry['failures'])} failed"
+    print(text, file=sys.stderr, flush=True)
+
+
+def provenance() -> dict[str, Any]:
+    """What the check ran with."""
+
+    def git(*args: str) -> str:
+        done = subprocess.run(["git", "-C", FOLDER, *args], capture_output=True, text=True)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "../../src", ".")
+    return {
+        "opforge": opforge.__version__,
+        "commit": git("rev-parse", "--short", "HEAD") + ("+changes" if changed else ""),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu": f"{platform.machine()}, {os.cpu_count()} cores",
+        "check": "quick",
+        "time": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--ops", nargs="+", default=right_ops(), help="default: this folder's")
+    parser.add_argument("--seeds", type=int, default=100)
+    parser.add_argument("--on", nargs="+", choices=["cpu", "sim"], help="default: where it can")
+    parser.add_argument("--rows", nargs="+", help="rows to run for every seed, and no others")
+    parser.add_argument("--minutes", type=float, default=float("inf"))
+    parser.add_argument("--out", type=Path, default=FOLDER / "results.json")
+    parser.add_argument("--fresh", action="store_true", help="forget results that are there")
+    options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
+    report: dict[str, Any] = {"ops": {}}
+    if options.out.exists() and not options.fresh:
+        report = json.loads(options.out.read_text())
+    report = {**provenance(), "ops": report["ops"]}
+
+    def save() -> None:
+        text = json.dumps(report, indent=1, ensure_ascii=False) + "\n"
+        options.out.with_suffix(".part").write_text(text)
+        options.out.with_suffix(".part").replace(options.out)
+
+    for i, name in enumerate(options.ops):
+        op = find(name)
+        asked = {1: options.rows} if options.rows else {1: list(EVERY), 10: list(TENTH)}
+        if name in right_ops() and not options.rows:
+            known = (*EVERY, *TENTH)
+            asked[0] = [r.name for r in rows.all_rows() if r.name not in known]
+        job = {
+            "op": name,
+            "places": [p for p in places_of(op) if p in (options.on or ("cpu", "sim"))],
+            "rows": asked,  # by how many seeds they run once in; 0: in all
+            "to": options.seeds,
+        }
+        new = {"commits": [], "seeds": 0, "seconds": 0.0, "runs": 0, "rows": {}, "failures": []}
+        new |= {"not_applicable": {}, "not_run": {}, "asked": [job["places"], options.rows]}
+        entry = report["ops"].get(name, new)
+        if entry["asked"] != new["asked"]:  # other rows or places: nothing to go on with
+            entry = new
+        report["ops"][name] = entry
+        share = (end - time.monotonic()) / (len(options.ops) - i)
+        run_op(entry, job, time.monotonic() + share, save)
+    failed = sum(len(entry["failures"]) for entry in report["ops"].values())
+    print(f"{failed} failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--job":
+        end_with_parent()
+        with os.fdopen(int(sys.argv[3]), "w", buffering=1) as out:
+            run_seeds(json.loads(sys.argv[2]), out)
+        os._exit(0)  # everything is said; torch takes a second to tidy up
+    sys.exit(main())
