@@ -31,47 +31,13 @@ from mutants import SOURCE, Mutant, choose
 OPS = sorted(p.parent.name for p in SOURCE.glob("ops/*/cpu.cpp"))
 _KILLED, _SURVIVED, _STILLBORN, _EQUIVALENT = "killed", "survived", "stillborn", "equivalent"
 
-# In the mutant's package: builds the op for a place and prints a digest of its machine code.
-_BUILD = """
-import hashlib, subprocess, sys
-from opforge import discover
-from opforge.build import compile
-from opforge.build.plan import plan, plan_simulator
-op = discover.find(sys.argv[1])
-plans = [plan(op, sys.argv[2])] + ([plan_simulator()] if sys.argv[2] != "cpu" else [])
-library = compile.build(plans, quiet=True)[0].path
-stripped = subprocess.run(
-    ["objcopy", "-O", "binary", "--only-section=.text", "--only-section=.rodata",
-     "--only-section=.text.*", "--only-section=.rodata.*", str(library), "/dev/stdout"],
-    capture_output=True, check=True,
-).stdout
-print(hashlib.sha256(stripped).hexdigest())
-"""
-# What an author has without opforge.
-_BASELINE = """
-import contextlib, sys, warnings
-import torch
-from opforge import Make, discover, sim
-warnings.simplefilter("ignore")
-op = discover.find(sys.argv[1])
-place = sim.active if sys.argv[2] == "sim" else contextlib.nullcontext
-overload = getattr(getattr(torch.ops, op.namespace), op.name).default
-for case in op.iter_cases(Make(torch.float32, requires_grad=True)):
-    with place():
-        torch.library.opcheck(overload, case)
-for case in op.iter_cases(Make(torch.float64, requires_grad=True)):
-    tensors = [a for a in case if isinstance(a, torch.Tensor) and a.requires_grad]
-    if tensors and sum(t.numel() for t in tensors) <= 200:
-        with place():
-            torch.autograd.gradcheck(overload, case)
-"""
-
 
 class Workshop:
     """A copy of the package that is mutated, and a cache of its own, beside others."""
 
     def __init__(self, folder: Path, jobs: str) -> None:
         self.folder = folder
+        self._judge: subprocess.Popen[str] | None = None
         self.package = folder / "opforge"
         shutil.copytree(SOURCE, self.package)
         self.environment = {
@@ -116,10 +82,23 @@ class Workshop:
             said.seek(0)
             return code, said.read()
 
-    def code_of(self, op: str, place: str) -> str | None:
-        """A digest of the machine code; None if it does not compile."""
-        code, said = self.run("-c", _BUILD, op, place, limit=900)
-        return said.strip().splitlines()[-1] if code == 0 else None
+    def judge(self, op: str, place: str, original: str) -> dict[str, Any]:
+        """Build it, run the first rows and the baseline; see judge.py."""
+        if self._judge is None or self._judge.poll() is not None:
+            self._judge = subprocess.Popen(
+                [sys.executable, str(Path(__file__).parent / "judge.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                env=self.environment,
+                text=True,
+            )
+        assert self._judge.stdin is not None
+        assert self._judge.stdout is not None
+        job = {"op": op, "place": place, "original": original}
+        print(json.dumps(job), file=self._judge.stdin, flush=True)
+        found: dict[str, Any] = json.loads(self._judge.stdout.readline())
+        return found
 
     def checked(self, mutant: Mutant, full: bool) -> tuple[str, str]:
         """What the check says about the mutant, and the row that says it."""
@@ -142,23 +121,24 @@ class Workshop:
         return _KILLED, " ".join(said.split())[-120:]
 
 
-def judge(shop: Workshop, mutant: Mutant, originals: dict[str, str | None], full: bool) -> Any:
+def judge(shop: Workshop, mutant: Mutant, originals: dict[str, str], full: bool) -> Any:
     """Everything about one mutant."""
     started = time.monotonic()
     result: dict[str, Any] = {**asdict(mutant), "name": mutant.name}
     key = f"{mutant.op} {mutant.place}"
     if key not in originals:
-        originals[key] = shop.code_of(mutant.op, mutant.place)
+        originals[key] = shop.judge(mutant.op, mutant.place, "")["code"]
     with shop.mutated(mutant):
-        code = shop.code_of(mutant.op, mutant.place)
-        if code is None or code == originals[key]:
-            result["quick"] = _STILLBORN if code is None else _EQUIVALENT
+        found = shop.judge(mutant.op, mutant.place, originals[key])
+        if found["code"] in (None, originals[key]):
+            result["quick"] = _STILLBORN if found["code"] is None else _EQUIVALENT
         else:
-            result["quick"], result["row"] = shop.checked(mutant, full=False)
+            result["baseline"] = _KILLED if found["baseline"] else _SURVIVED
+            result["quick"], result["row"] = _KILLED, found["row"]
+            if not found["row"]:
+                result["quick"], result["row"] = shop.checked(mutant, full=False)
             if full and result["quick"] == _SURVIVED:
                 result["full"], result["row"] = shop.checked(mutant, full=True)
-            code_of_baseline, _ = shop.run("-c", _BASELINE, mutant.op, mutant.place, limit=600)
-            result["baseline"] = _KILLED if code_of_baseline else _SURVIVED
     result["seconds"] = round(time.monotonic() - started, 1)
     return result
 
@@ -199,8 +179,6 @@ def main() -> None:
         results = json.loads(given.json.read_text())["mutants"]
     known = {(r["name"], r["new"]) for r in results}
     todo = [m for m in choose(given.ops, given.count, given.seed) if (m.name, m.new) not in known]
-    # Mutants of one op beside each other: each workshop builds an original once.
-    todo.sort(key=lambda m: (m.op, m.place))
     deadline = time.monotonic() + 60 * given.minutes
     digest = hashlib.sha256(
         b"".join(p.read_bytes() for p in sorted(SOURCE.rglob("*")) if p.is_file())
@@ -210,10 +188,9 @@ def main() -> None:
 
         def work(number: int) -> None:
             shop = Workshop(Path(folder) / str(number), "1")
-            originals: dict[str, str | None] = {}
+            originals: dict[str, str] = {}
             while todo and time.monotonic() < deadline:
-                # Each takes from its own end of the list.
-                mutant = todo.pop(0) if number % 2 else todo.pop()
+                mutant = todo.pop(0)
                 result = judge(shop, mutant, originals, given.full)
                 results.append(result)
                 print(f"{result['quick']:10} {result.get('row', ''):22} {mutant.name}", flush=True)
