@@ -33,7 +33,7 @@ from opforge.errors import BuildError, KernelUnavailable, OpforgeError, Toolchai
 from opforge.op import Op
 from opforge.progress import bar
 
-_NEED_COVERAGE = ("coverage", "found-cases")
+_NEED_COVERAGE, _NEED_RACE = ("coverage", "found-cases"), ("sanitizer",)
 
 
 class Interrupted(KeyboardInterrupt):
@@ -154,8 +154,8 @@ def build(ops: list[Op], options: Options) -> dict[Op, dict[str, str]]:
         return {}
     plans: dict[tuple[Op, str], list[Plan]] = {}
     for op in ops:
-        coverage = any(row in _NEED_COVERAGE for row, _ in options.todo(op))
-        plans |= {(op, place): _plans(op, place, coverage) for place in options.places}
+        todo = {row for row, _ in options.todo(op)}
+        plans |= {(op, place): _plans(op, place, todo) for place in options.places}
     try:
         compile.build([p for some in plans.values() for p in some])
         return {}
@@ -169,7 +169,7 @@ def build(ops: list[Op], options: Options) -> dict[Op, dict[str, str]]:
         return broken
 
 
-def _plans(op: Op, place: str, coverage: bool) -> list[Plan]:
+def _plans(op: Op, place: str, todo: set[str]) -> list[Plan]:
     plans: list[Plan] = []
     if Place(place).missing(op):
         return plans
@@ -179,9 +179,10 @@ def _plans(op: Op, place: str, coverage: bool) -> list[Plan]:
             if has_sources(op, place) and load.find_ready(op, place) is None:
                 plans.append(plan(op, place))
         else:
-            targets = [sim.TARGETS[mode] for mode in ("plain", "race")]
+            modes = ("plain", "race") if todo & set(_NEED_RACE) else ("plain",)
+            targets = [sim.TARGETS[mode] for mode in modes]
             plans += [plan(op, t) for t in targets if has_sources(op, t)]
             plans.append(plan_simulator())
-        if coverage and place in COVERAGE and has_sources(op, COVERAGE[place]):
+        if todo & set(_NEED_COVERAGE) and place in COVERAGE and has_sources(op, COVERAGE[place]):
             plans += [plan_recorder(), plan(op, COVERAGE[place])]
     return plans
