@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from helpers import compared
 
-from opforge.check import compare, pattern
+from opforge import Op
+from opforge.check import cases, compare, pattern
 
 
 def mask(*shape: int, at: object) -> torch.Tensor:
@@ -118,3 +121,30 @@ def test_infinite_terms_in_any_order_come_to_anything_that_is_not_finite():
     for left, right in ((got, got.nan_to_num(posinf=2.0)), (got.nan_to_num(posinf=2.0), got)):
         with pytest.raises(compare.Mismatch, match="NaN or Inf"):
             compared(left, right, right.double(), any_order=True)
+
+
+def large_sum(op_sum: Callable[[torch.Tensor], torch.Tensor]) -> tuple[Op, tuple[torch.Tensor]]:
+    op = Op(schema="large_sum(Tensor x) -> Tensor y", reference=op_sum, rowwise=True)
+    return op, (torch.randn(1100, 1000),)
+
+
+def test_a_large_case_of_a_quick_check_is_compared_roughly():
+    op, case = large_sum(lambda x: x * 3)
+    right = op.reference(*case)
+    truth = cases.true_outputs(op, case)
+    truth.check([right * (1 + 2**-16)], rough=True)
+    with pytest.raises(compare.Mismatch):
+        truth.check([right * (1 + 2**-16)])
+    wrong = right.clone()
+    wrong[1099, 999] += 0.1
+    with pytest.raises(compare.Mismatch, match=r"at \(1099, 999\).*1 of 1100000 elements"):
+        truth.check([wrong], rough=True)
+
+
+def test_a_sum_that_cancels_is_right_also_roughly():
+    op, _ = large_sum(lambda x: (x - x.mean(-1, keepdim=True)).sum(-1))
+    case = (torch.randn(100, 1000),)
+    right = (case[0] - case[0].mean(-1, keepdim=True)).flip(-1).cumsum(-1)[:, -1]
+    cases.true_outputs(op, case).check([right], rough=True)
+    with pytest.raises(compare.Mismatch):
+        cases.true_outputs(op, case).check([right + 0.1], rough=True)

@@ -261,7 +261,7 @@ def check(
     ] = False,
     rows: Annotated[bool, typer.Option("--rows", help="list the rows and why they are")] = False,
 ) -> None:
-    """Prove an op: fifty named rows, each run on CPU kernels, in the simulator, on a GPU.
+    """Prove an op: seventy named rows, each run on CPU kernels, in the simulator, on a GPU.
 
     Exit code 0: no row failed. 1: a row failed, with a script to see it again. 2: not checkable.
     """
