@@ -171,8 +171,12 @@ class Trial:
         return self.trying(next((s for s in found if s.elements >= least), found[-1]))
 
     def largest(self, dtype: torch.dtype | None = None) -> Situation:
-        """The largest case."""
-        return self.trying(max(self.own(dtype or self.dtypes[0]), key=lambda s: s.elements))
+        """The largest case, if possible one without an empty tensor: of nothing nothing is read."""
+
+        def size(s: Situation) -> tuple[bool, int]:
+            return all(x.numel() for x in s.tensors.values()), s.elements
+
+        return self.trying(max(self.own(dtype or self.dtypes[0]), key=size))
 
 
 def last_words(text: str) -> None:
