@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from helpers import load_record
 
 from opforge.check.place import Place
+from opforge.check.rounding import RandomRounding
 from opforge.check.row import Trial
 
 
@@ -28,3 +30,32 @@ def test_the_largest_case_has_no_empty_tensor(tmp_path):
     )
     s = Trial(op, Place("cpu")).largest(torch.float32)
     assert [x.shape[0] for x in s.case] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "repeated",
+    [
+        lambda x, index: x[index],
+        lambda x, index: x.index_select(0, index),
+        lambda x, index: x.gather(0, index),
+        lambda x, index: x.take(index),
+        lambda x, index: torch.nn.functional.embedding(index, x[:, None])[:, 0],
+    ],
+    ids=["index", "index_select", "gather", "take", "embedding"],
+)
+@pytest.mark.parametrize("terms", [torch.full((127,), 0.661353), torch.linspace(-2, 3, 127)])
+def test_a_sum_by_index_may_err_as_any_other_sum(repeated, terms):
+    """The gradient of a row that is looked up often is a sum, added up one by one."""
+
+    def spread(way):
+        off = []
+        for seed in range(64):
+            x = torch.ones(2, dtype=torch.float64, requires_grad=True)
+            with RandomRounding(torch.float32, seed):
+                way(x).backward(terms.double())
+            off.append(float(x.grad[1]) - float(terms.double().sum()))
+        return sum(o * o for o in off) ** 0.5
+
+    by_index = spread(lambda x: repeated(x, torch.ones(127, dtype=torch.int64)))
+    plain = spread(lambda x: x[1].expand(127))
+    assert plain / 1.5 < by_index < plain * 1.5

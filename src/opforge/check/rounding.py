@@ -51,6 +51,10 @@ _FUNCTIONS = _names(
 )
 _ARITHMETIC = _names("add add_ sub sub_ rsub mul mul_ div div_ square remainder fmod")
 _PRODUCTS = _names("mm bmm dot mv convolution")
+# Each element of a result is a sum of given ones, those that an index names.
+_SCATTERS = _names(
+    "embedding_dense_backward index_add index_put put scatter_add unfold_backward _unsafe_index_put"
+)
 # Random signs that are drawn at least, and places at least to begin at.
 _POOL, _SHIFTS = 1 << 16, 1 << 12
 
@@ -131,6 +135,8 @@ class RandomRounding(Mode):
             return self._sum(func, name == "mean", args, kwargs)
         if name in _PRODUCTS:
             return self._product(func, name, args, kwargs)
+        if name in _SCATTERS:
+            return self._scattered(func, args, kwargs)
         if name in ("var", "var_mean", "std", "std_mean"):
             with self:
                 return _moments(name, *args, **kwargs)
@@ -268,6 +274,23 @@ class RandomRounding(Mode):
         if bias is not None:  # one more term
             root = torch.hypot(root, bias.view(-1, *[1] * (total.dim() - 2)))
         return self._summed(total, root, max(count, 1), products=True)
+
+    def _scattered(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Tensor:
+        """Sums whose terms an index chooses; how many there are, the same op says of ones."""
+
+        def of(change: Callable[[Tensor], Tensor]) -> Tensor:
+            made: Tensor = func(*(change(a) if _is_wide(a) else a for a in args), **kwargs)
+            return made
+
+        total = of(lambda a: a)
+        if total.is_complex() or not total.numel():
+            return total
+        scale = max(_power_of_two(a) for a in args if _is_wide(a))
+        root = of(lambda a: (a / scale).square()).sqrt() * scale
+        count = (of(torch.ones_like) - 1).clamp(min=0)
+        # On a CPU torch adds these one by one.
+        serial = of(lambda a: a.to(self._compute)).double() if total.device.type == "cpu" else None
+        return self._summed(total, root, count, serial)
 
 
 def _root_of_squares(add: Callable[..., Tensor], *factors: Tensor) -> Tensor:
