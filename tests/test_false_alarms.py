@@ -10,6 +10,7 @@ from helpers import load_record
 from opforge.check.place import Place
 from opforge.check.rounding import RandomRounding
 from opforge.check.row import Trial
+from opforge.check.truth import cast
 
 
 def test_the_largest_case_has_no_empty_tensor(tmp_path):
@@ -59,3 +60,35 @@ def test_a_sum_by_index_may_err_as_any_other_sum(repeated, terms):
     by_index = spread(lambda x: repeated(x, torch.ones(127, dtype=torch.int64)))
     plain = spread(lambda x: x[1].expand(127))
     assert plain / 1.5 < by_index < plain * 1.5
+
+
+def test_the_truth_about_complex_tensors_is_in_float64():
+    z = torch.randn(5, dtype=torch.complex64)
+    (wide,) = cast((z,), torch.float64)
+    assert wide.dtype == torch.complex128
+    assert torch.equal(wide, z.to(torch.complex128))
+
+
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda z: z.sum(0),
+        lambda z: z.mean(0),
+        lambda z: z.cumsum(0)[-1],
+        lambda z: torch.mv(z[None], torch.ones_like(z))[0],
+        lambda z: torch.zeros(1, dtype=z.dtype).index_add(0, torch.zeros(200, dtype=int), z)[0],
+    ],
+    ids=["sum", "mean", "cumsum", "product", "index"],
+)
+def test_sums_of_complex_numbers_are_rounded_as_those_of_their_parts(add):
+    z = torch.complex(torch.linspace(-2, 3, 200), torch.linspace(4, -1, 200)).to(torch.complex128)
+
+    def spread(parts):
+        off = []
+        for seed in range(64):
+            with RandomRounding(torch.float32, seed):
+                moved = [add(p) for p in parts]
+            off += [abs(m - add(p)) for m, p in zip(moved, parts, strict=True)]
+        return float(torch.stack(off).square().sum().sqrt())
+
+    assert spread([z.real, z.imag]) / 2 < spread([z]) < spread([z.real, z.imag]) * 2

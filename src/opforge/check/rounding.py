@@ -168,7 +168,8 @@ class RandomRounding(Mode):
         """``value`` with a random error of this size; what is zero or not finite stays."""
         if value.is_complex():
             parts = torch.view_as_real(value.resolve_conj())
-            return torch.view_as_complex(parts + self._signs(parts) * size.unsqueeze(-1))
+            size = torch.where(torch.isfinite(size), size, 0.0).unsqueeze(-1)
+            return torch.view_as_complex(parts + self._signs(parts) * size)
         size = torch.where((value == 0) | ~torch.isfinite(size), 0.0, size.clamp(min=self._least))
         return self._in_range(value + self._signs(value) * size)
 
@@ -226,7 +227,7 @@ class RandomRounding(Mode):
     def _sum(self, func: Any, mean: bool, args: tuple[Any, ...], kwargs: Any) -> Any:
         total, x = func(*args, **kwargs), args[0]
         count = x.numel() // max(total.numel(), 1)
-        if not _is_wide(total) or count < 2 or not x.is_floating_point():
+        if not _is_wide(total) or count < 2 or not _is_wide(x):
             return self._rounded(total) if mean else total
         if mean:  # in sums, not in means
             total = total * count
@@ -242,28 +243,33 @@ class RandomRounding(Mode):
         dims = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
         summed = sorted(d % x.dim() for d in dims)
         order = [d for d in range(x.dim()) if d not in summed] + summed
-        rows = x.detach().permute(order).flatten(len(order) - len(summed)).to(self._compute)
-        total = np.add.accumulate(rows.numpy(), axis=-1)[..., -1]
-        return torch.from_numpy(np.ascontiguousarray(total)).double().reshape(shape)
+        rows = x.detach().permute(order).flatten(len(order) - len(summed))
+        total = np.add.accumulate(self._narrow(rows).numpy(), axis=-1)[..., -1]
+        return torch.from_numpy(np.ascontiguousarray(total)).to(x.dtype).reshape(shape)
+
+    def _narrow(self, value: Tensor) -> Tensor:
+        """In the dtype of kernels."""
+        dtype = self._compute.to_complex() if value.is_complex() else self._compute
+        return value.resolve_conj().to(dtype)
 
     def _cumsum(self, x: Tensor, dim: int, **kwargs: Any) -> Tensor:
         total = short_cumsum(x, dim)
-        if not _is_wide(total) or x.is_complex() or not x.dim():
+        if not _is_wide(total) or not x.dim():
             return total
         shape = [1] * x.dim()
         shape[dim] = x.shape[dim]
         count = torch.arange(x.shape[dim], dtype=torch.float64, device=x.device).view(shape)
         serial = None
         if x.device.type == "cpu":
-            added = np.add.accumulate(x.detach().to(self._compute).numpy(), axis=dim)
-            serial = torch.from_numpy(added).double()
+            added = np.add.accumulate(self._narrow(x.detach()).numpy(), axis=dim)
+            serial = torch.from_numpy(added).to(x.dtype)
         root = _root_of_squares(lambda x: short_cumsum(x, dim), x)
         return self._summed(total, root, count, serial)
 
     def _product(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Tensor:
         """Sums of products; their number follows from the second operand."""
         total: Tensor = func(*args, **kwargs)
-        if not _is_wide(total) or total.is_complex():
+        if not _is_wide(total):
             return total
         a, b = args[0], args[1]
         count = b[0].numel() if name == "convolution" else a.shape[-1]
@@ -272,7 +278,7 @@ class RandomRounding(Mode):
             bias, rest = rest[0], (None, *rest[1:])
         root = _root_of_squares(lambda a, b: func(a, b, *rest, **kwargs), a, b)
         if bias is not None:  # one more term
-            root = torch.hypot(root, bias.view(-1, *[1] * (total.dim() - 2)))
+            root = torch.hypot(root, bias.abs().view(-1, *[1] * (total.dim() - 2)))
         return self._summed(total, root, max(count, 1), products=True)
 
     def _scattered(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Tensor:
@@ -283,18 +289,19 @@ class RandomRounding(Mode):
             return made
 
         total = of(lambda a: a)
-        if total.is_complex() or not total.numel():
+        if not total.numel():
             return total
         scale = max(_power_of_two(a) for a in args if _is_wide(a))
-        root = of(lambda a: (a / scale).square()).sqrt() * scale
-        count = (of(torch.ones_like) - 1).clamp(min=0)
+        root = of(lambda a: (a.abs() / scale).square()).sqrt() * scale
+        count = (of(lambda a: torch.ones_like(a.abs())) - 1).clamp(min=0)
         # On a CPU torch adds these one by one.
-        serial = of(lambda a: a.to(self._compute)).double() if total.device.type == "cpu" else None
+        serial = of(self._narrow).to(total.dtype) if total.device.type == "cpu" else None
         return self._summed(total, root, count, serial)
 
 
 def _root_of_squares(add: Callable[..., Tensor], *factors: Tensor) -> Tensor:
     """The root of what ``add`` makes of squares; at the ends of float64 squares have no room."""
+    factors = tuple(f.abs() if f.is_complex() else f for f in factors)
     scales = [_power_of_two(f) for f in factors]
     squares = add(*((f / s).square() for f, s in zip(factors, scales, strict=True)))
     return squares.clamp(min=0).sqrt() * math.prod(scales)

@@ -30,11 +30,18 @@ def differentiable(case: Case) -> list[torch.Tensor]:
 
 
 def cast(case: Case, dtype: torch.dtype | None = None) -> Case:
-    """A case with its floating point tensors as leaves of their own, in another dtype if given."""
-    return tuple(
-        a.detach().to(dtype or a.dtype).requires_grad_(a.requires_grad) if is_float(a) else a
-        for a in case
-    )
+    """A case with its floating point tensors as leaves of their own, in another dtype if given.
+
+    In float64 complex tensors are of two such numbers.
+    """
+
+    def one(value: Any) -> Any:
+        if is_float(value):
+            return value.detach().to(dtype or value.dtype).requires_grad_(value.requires_grad)
+        wide = dtype == torch.float64 and isinstance(value, torch.Tensor) and value.is_complex()
+        return value.to(torch.complex128) if wide else value
+
+    return tuple(map(one, case))
 
 
 class ShortSums(TorchFunctionMode):
