@@ -64,3 +64,22 @@ def test_an_infinity_in_a_row_hides_nothing_of_it(op, dtype):
         at = typical(results[i])
         k = smallest_noticed(truth, results, i, part_of(results[i], at, "element"))
         assert k >= (17 if dtype == torch.float32 else 5), name
+
+
+def norm_with_weight(dtype, weight):
+    s = largest("rms_norm", dtype)
+    generator = torch.Generator().manual_seed(0)
+    s.values["weight"] = torch.randn(s.values["x"].shape[-1], generator=generator, dtype=weight)
+    return s
+
+
+def test_float64_keeps_its_digits_beside_a_float32_weight():
+    """What a kernel computes in follows from its outputs, not from every input."""
+    for truth, results, i, name in every_result(norm_with_weight(torch.float64, torch.float32)):
+        k = smallest_noticed(truth, results, i, part_of(results[i], typical(results[i]), "element"))
+        assert k >= (23 if name == "grad_weight" else NORM[torch.float64]), name
+
+
+def test_float32_may_round_beside_a_float64_weight():
+    for truth, results, _, _ in every_result(norm_with_weight(torch.float32, torch.float64)):
+        truth.check(results)

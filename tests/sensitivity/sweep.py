@@ -15,7 +15,7 @@ import torch
 from opforge.check import cases, compare, inputs, situation
 from opforge.check.place import Place
 from opforge.check.situation import Situation
-from opforge.op import Op, as_tuple, is_float
+from opforge.op import Op, is_float
 
 MOST = 55  # beyond the last bit of float64
 PARTS = ("element", "row", "binade")
@@ -88,34 +88,18 @@ def smallest_noticed(
     return MOST
 
 
-def forward(s: Situation) -> tuple[cases.Truth, cases.Results]:
-    """The truth about a case's outputs, and the right ones of the op."""
-    with torch.no_grad():
-        outputs = as_tuple(s.op(*s.case))
-    return cases.true_outputs(s.op, s.case), outputs
-
-
-def backward(s: Situation) -> tuple[cases.Truth, cases.Results]:
-    """The truth about a case's gradients, and the right ones of the op."""
-    case = cases.as_leaves(s.case)
-    # Copies: a backward may be allowed to write over an input.
-    ours = tuple(v.detach().clone().requires_grad_() if is_float(v) else v for v in case)
-    wanted = cases.differentiated(s.op, case)
-    outputs = [o for o, w in zip(as_tuple(s.op(*ours)), wanted, strict=True) if w]
-    grads = [inputs.random_gradient(o.detach(), s.seed) for o in outputs]
-    torch.autograd.backward(outputs, grads)
-    return cases.true_gradients(s.op, case, grads), [t.grad for t in cases.differentiable(ours)]
-
-
 def results_of(s: Situation) -> Iterator[tuple[cases.Truth, cases.Results, list[str]]]:
     """Forward and backward: the truth, the op's results, which are right, and their names."""
-    passes = [(forward, [a.name for a in s.op.outputs])]
+    with torch.no_grad():
+        outputs, truth = cases.outputs_and_truth(s.op, s.case)
+    truth.check(outputs)
+    yield truth, outputs, [a.name for a in s.op.outputs]
     if s.has_gradient():
-        passes.append((backward, [f"grad_{name}" for name in s.floats]))
-    for run, names in passes:
-        truth, results = run(s)
-        truth.check(results)  # unscaled they must pass
-        yield truth, results, names
+        gradients, truth = cases.gradients_and_truth(
+            s.op, cases.as_leaves(s.case), lambda o: inputs.random_gradient(o, s.seed)
+        )
+        truth.check(gradients)
+        yield truth, gradients, [f"grad_{name}" for name in s.floats]
 
 
 def sweep(op: Op, dtype: torch.dtype) -> list[Found]:

@@ -201,8 +201,12 @@ def parts(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
-def compute_dtype(*dtypes: torch.dtype) -> torch.dtype:
-    """What kernels compute in: float64 where all tensors have it, float32 for anything else."""
+def compute_dtype(outputs: Iterable[torch.Tensor]) -> torch.dtype:
+    """What kernels compute in, by their outputs: float64 if all have it, float32 for anything else.
+
+    Not by their inputs: with a table or a mask of float32, float64 must keep its digits.
+    """
+    dtypes = [o.dtype for o in outputs if o.is_floating_point() or o.is_complex()]
     wide = bool(dtypes) and all(d in (torch.float64, torch.complex128) for d in dtypes)
     return torch.float64 if wide else torch.float32
 

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from opforge.check import compare
 from opforge.check.narrow_rounding import NarrowRounding
 from opforge.check.rounding import RandomRounding, short_cumsum
-from opforge.op import Op, is_float
+from opforge.op import Op, as_tuple, is_float
 
 Case = tuple[Any, ...]
 Pick = Callable[[torch.Tensor], torch.Tensor]
@@ -165,7 +165,7 @@ class Truth:
                 continue
             result = self._torchs[i]
             assert result is not None
-            with RandomRounding(compare.compute_dtype(*dtypes), seed, result.dtype):
+            with RandomRounding(self._compute, seed, result.dtype):
                 moved = self._results(cast(near, torch.float64))
             spreads.add(moved, self._exact)
             if self._saved is not None:
@@ -182,6 +182,14 @@ class Truth:
         assert exact is not None
         assert result is not None
         if narrow:
+    @functools.cached_property
+    def _compute(self) -> torch.dtype:
+        """What kernels compute in."""
+        assert self._op.reference is not None
+        with torch.no_grad():
+            outputs = as_tuple(self._op.reference(*cast(nearby(self._case))))
+        return compare.compute_dtype(outputs)
+
             return None
         size = compare.parts(exact.detach()).double().abs()
         usual = size.nan_to_num(0, 0, 0).square().mean().sqrt()
