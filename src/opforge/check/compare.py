@@ -82,6 +82,11 @@ class Errors:
     ours: Error
     torchs: Error
 
+    def merge(self, other: Errors) -> None:
+        """Take in what others have seen."""
+        self.ours.merge(other.ours)
+        self.torchs.merge(other.torchs)
+
 
 def _demand(condition: bool, text: str) -> None:
     if not condition:
@@ -141,6 +146,25 @@ def check(
     if bool(wrong.any()):
         _demand_within(wrong, got, torchs, truth.double(), spread, what)
     return errors
+
+
+def measured(got: torch.Tensor, torchs: torch.Tensor, truth: torch.Tensor) -> Errors:
+    """How far both are from the truth, in ulps; nothing is demanded.
+
+    Where an element is smaller than what is usual in the tensor, in ulps of that: of a sum that
+    cancels its own are no measure.
+    """
+    dtype = torchs.dtype
+    got, torchs, right = (parts(t.detach().to(truth.device)).double() for t in (got, torchs, truth))
+    finite = torch.isfinite(got) & torch.isfinite(torchs) & torch.isfinite(right)
+    got, torchs, right = got[finite], torchs[finite], right[finite]
+    found = Errors(Error(), Error())
+    if right.numel() and dtype.is_floating_point:
+        usual = right.square().mean().sqrt()
+        spacing = ulp(right.abs().clamp(min=usual), dtype)
+        found.ours.add((got - right).abs() / spacing)
+        found.torchs.add((torchs - right).abs() / spacing)
+    return found
 
 
 def _demand_within(

@@ -149,6 +149,15 @@ class Truth:
             if errors is not None:
                 errors.append(found)
 
+    def errors(self, got: Results) -> dict[str, compare.Errors]:
+        """How far results are from the truth, beside PyTorch's, by name; nothing is demanded."""
+        all_three = zip(got, self._torchs, self._exact, strict=True)
+        return {
+            what: compare.measured(one, theirs, right)
+            for what, (one, theirs, right) in zip(self._names, all_three, strict=True)
+            if one is not None and theirs is not None and right is not None
+        }
+
     def _spread(self, i: int, samples: int, narrow: bool) -> torch.Tensor | None:
         """How far roundings put result ``i`` from the truth: the root of the mean square."""
         dtypes = [t.dtype for t in differentiable(self._case)]
@@ -173,6 +182,14 @@ class Truth:
                 spreads.add(self._saved(seed), self._from_saved)
         return spreads.of(i)
 
+    @functools.cached_property
+    def _compute(self) -> torch.dtype:
+        """What kernels compute in."""
+        assert self._op.reference is not None
+        with torch.no_grad():
+            outputs = as_tuple(self._op.reference(*cast(nearby(self._case))))
+        return compare.compute_dtype(outputs)
+
     def _rough_spread(self, i: int, samples: int, narrow: bool) -> torch.Tensor | None:
         """A guess that is far too wide, for tensors of which samples take too long.
 
@@ -182,14 +199,6 @@ class Truth:
         assert exact is not None
         assert result is not None
         if narrow:
-    @functools.cached_property
-    def _compute(self) -> torch.dtype:
-        """What kernels compute in."""
-        assert self._op.reference is not None
-        with torch.no_grad():
-            outputs = as_tuple(self._op.reference(*cast(nearby(self._case))))
-        return compare.compute_dtype(outputs)
-
             return None
         size = compare.parts(exact.detach()).double().abs()
         usual = size.nan_to_num(0, 0, 0).square().mean().sqrt()
