@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from pathlib import Path
@@ -24,6 +25,10 @@ NORM = {torch.float32: 17, torch.float16: 8, torch.bfloat16: 5, torch.float64: 4
 
 def largest(op, dtype):
     return max(situation.own(discover.find(op), Place("cpu"), dtype, 0), key=lambda s: s.elements)
+
+
+def normal(rows, cols, dtype, seed=0):
+    return torch.randn(rows, cols, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def every_result(s):
@@ -53,7 +58,7 @@ def test_an_error_below_the_last_bit_is_not_noticed(op):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_infinity_in_a_row_hides_nothing_of_it(op, dtype):
     """A mask is infinities: of one moved by a part of itself came NaN, and any result was right."""
-    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x = normal(3, 40, dtype)
     mask = torch.zeros(3, 40, dtype=dtype)
     mask[:, 25:] = -math.inf
     s = largest(op, dtype)
@@ -66,10 +71,22 @@ def test_an_infinity_in_a_row_hides_nothing_of_it(op, dtype):
         assert k >= (17 if dtype == torch.float32 else 5), name
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_strides_of_a_result_add_no_rounding(dtype):
+    """The last rounding of a result is allowed for once, however it lies."""
+    s = largest("vector_add", dtype)
+    s.values.update(a=normal(24, 40, dtype).t(), b=normal(24, 40, dtype, seed=1).t())
+    ((truth, results, _),) = itertools.islice(results_of(s), 1)
+    (c,) = results
+    assert not s.op.reference(*s.case).is_contiguous()
+    for at in range(20):
+        one = part_of(c, at, "element")
+        assert is_noticed(truth, results, 0, scaled(c, one, POINTWISE[dtype] + 1)), at
+
+
 def norm_with_weight(dtype, weight):
     s = largest("rms_norm", dtype)
-    generator = torch.Generator().manual_seed(0)
-    s.values["weight"] = torch.randn(s.values["x"].shape[-1], generator=generator, dtype=weight)
+    s.values["weight"] = normal(1, s.values["x"].shape[-1], weight)[0]
     return s
 
 

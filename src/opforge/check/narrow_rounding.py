@@ -29,6 +29,8 @@ class NarrowRounding(Mode):
         if result is None or result.data_ptr() not in self._exact:
             return result
         rounded, exact = self._exact[result.data_ptr()]
+        if rounded.shape == result.shape and rounded.stride() == result.stride():
+            return exact
         same = rounded.numel() == result.numel() and rounded.is_contiguous()
         return exact.reshape(result.shape) if same and result.is_contiguous() else result
 
