@@ -87,6 +87,17 @@ def expanded_last(t: Tensor) -> Tensor:
     return t.detach()[..., :1].expand(t.shape)
 
 
+def windows(t: Tensor) -> Tensor:
+    """Rows that overlap, each beginning one element after the one before: what ``unfold`` gives."""
+    flat, strides, span = t.detach().reshape(-1), [1] * t.dim(), 1
+    for d in reversed(range(t.dim())):
+        strides[d] = 1 if d >= t.dim() - 2 else span
+        span += (t.shape[d] - 1) * strides[d]
+    if not flat.numel():
+        return t.detach()
+    return flat.repeat(-(-span // flat.numel())).as_strided(t.shape, strides)
+
+
 def negative_view(t: Tensor) -> Tensor:
     """The same values with torch's lazy minus sign set, as ``z.conj().imag`` has it."""
     return torch._neg_view(-t.detach())

@@ -7,6 +7,7 @@ import contextlib
 import platform
 
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, last_words, row
+from opforge.check.rows.layouts import poison
 from opforge.check.search import recipe as recipes
 from opforge.check.search import stored
 from opforge.check.search.search import Search
@@ -32,7 +33,8 @@ def found_cases(t: Trial) -> None:
             s = recipe.situation(t.op, t.place, t.seed)
             if s.makes_sense():
                 last_words(s.describe())
-                recipes.compare(t.trying(s), recipe)
+                with poison(t.place.device):  # a path of its own may have memory of its own
+                    recipes.compare(t.trying(s), recipe)
                 tried += 1
     if not tried:
         raise NotApplicable("no cases were found or stored")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -106,12 +106,16 @@ def _no_hidden_copy(s: Situation, name: str) -> None:
 
 
 @row(
-    6, "expanded", "c s g", "Stride 0 is how broadcasting arrives; memory is smaller than numel()."
+    6,
+    "expanded",
+    "c s g",
+    "Stride 0 is how broadcasting arrives, and sliding windows overlap; memory is smaller than "
+    "numel().",
 )
 def expanded(t: Trial) -> None:
-    """One row or one column for all."""
+    """One row or one column for all; rows that overlap."""
     for base in t.kinds():
-        for change in (inputs.expanded, inputs.expanded_last):
+        for change in (inputs.expanded, inputs.expanded_last, inputs.windows):
             for name, tensor in base.tensors.items():
                 if tensor.dim() and tensor.numel():
                     t.demand(base.change(name, change))
@@ -154,23 +158,25 @@ def poisoned_memory(t: Trial) -> None:
     for s in t.own(t.dtypes[0]):
         right = s.results()
         for _ in range(3):
-            with _poison(t.place.device, [r.numel() for r in right]):
+            with poison(t.place.device, [r.numel() for r in right]):
                 got = s.results()
             for a, b in zip(got, right, strict=True):
                 compare.check_same_bits(a, b, "depends on what lay in fresh memory")
 
 
-class _poison:
+class poison:
     """Within it, fresh memory is full of NaN (on a GPU) or of a huge number (on the CPU)."""
 
-    def __init__(self, device: str, sizes: list[int]) -> None:
+    def __init__(self, device: str, sizes: Sequence[int] = ()) -> None:
         self.device, self.sizes = device, sizes
 
     def __enter__(self) -> None:
         if self.device == "cpu":
             _perturb(1)
-        kept = [torch.full((max(n, 1),), float("nan"), device=self.device) for n in self.sizes * 4]
-        kept += [torch.full((1 << n,), float("nan"), device=self.device) for n in range(4, 20)]
+        if not self.sizes:
+            return
+        counts = [*self.sizes] * 4 + [1 << n for n in range(4, 20)]
+        kept = [torch.full((max(n, 1),), float("nan"), device=self.device) for n in counts]
         kept.clear()  # the allocator hands these out next
 
     def __exit__(self, *_: object) -> None:

@@ -21,6 +21,7 @@ _LAYOUTS = (
     inputs.transposed,
     inputs.expanded,
     inputs.expanded_last,
+    inputs.windows,
 )
 _GRADIENTS = (
     inputs.random_gradient,

@@ -22,6 +22,7 @@ LAYOUTS = (
     "transposed",
     "expanded",
     "expanded_last",
+    "windows",
     "channels_last",
 )
 GRADIENTS = (
@@ -134,7 +135,7 @@ def exercise(s: Situation, recipe: Recipe) -> None:
         with torch.no_grad():
             s.call()
         return
-    case = cases.as_leaves(s.case, recipe.only)
+    case = cases.to_overwrite(s.op, cases.as_leaves(s.case, recipe.only))
     with s.place():
         outputs = [o for o in as_tuple(s.op(*case)) if o.requires_grad]
         if recipe.output is not None:
