@@ -79,7 +79,9 @@ def test_strides_of_a_result_add_no_rounding(dtype):
     ((truth, results, _),) = itertools.islice(results_of(s), 1)
     (c,) = results
     assert not s.op.reference(*s.case).is_contiguous()
-    for at in range(20):
+    exact = s.values["a"].double() + s.values["b"].double()
+    away = (c.double().abs() >= exact.abs()).view(-1).nonzero().squeeze(-1)  # by up to half an ulp
+    for at in away[:20].tolist():
         one = part_of(c, at, "element")
         assert is_noticed(truth, results, 0, scaled(c, one, POINTWISE[dtype] + 1)), at
 
