@@ -85,11 +85,12 @@ def apart(work: Callable[[Op, str], str], op: str, place: str, limit: float) -> 
         os.dup2(writing, 1)
         os.setpgid(0, 0)
         warnings.simplefilter("ignore")
-        code = 1
-        with contextlib.suppress(Exception):
+        code = 0
+        try:
             said = work(discover.find(op), place)
-            os.write(1, f"\n{said}".encode())
-            code = 0
+        except Exception as error:
+            code, said = 1, f"{type(error).__name__}: {error}".replace("\n", " ")
+        os.write(1, f"\n{said}".encode())
         os._exit(code)
     os.close(writing)
     end, status = time.monotonic() + limit, None
@@ -101,11 +102,11 @@ def apart(work: Callable[[Op, str], str], op: str, place: str, limit: float) -> 
         os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
     with os.fdopen(reading) as pipe:
-        said = pipe.read().rpartition("\n")[2] if status == 0 else pipe.read().strip()
+        lines = pipe.read().rstrip("\n" if status != 0 else "").split("\n")
     if status is None:
-        return "hung", said.rpartition("\n")[2]
+        return "hung", lines[-1]
     how = "crashed" if os.WIFSIGNALED(status) else "raised" if status else "done"
-    return how, said.rpartition("\n")[2]
+    return how, lines[-1]
 
 
 def judge(op: str, place: str, original: str) -> dict[str, Any]:
@@ -116,6 +117,8 @@ def judge(op: str, place: str, original: str) -> dict[str, Any]:
     if code == original or not original:
         return {"code": code}
     how, row = apart(first_rows, op, place, 300)
+    if how == "raised":  # rows raise nothing: what runs them is broken
+        raise RuntimeError(row)
     if how != "done":
         row = f"{row}: {how}"
     alone, said = apart(baseline, op, place, 300)
