@@ -9,7 +9,8 @@
    fallthrough: once register_autograd is on an op, every call of it pays, and excluding the
    dispatch keys around the call costs a microsecond of four.
 3. ``torch.compile``, export, tensor subclasses, dispatch modes: the registered op with registered
-   autograd, which they can see through. functorch's grad cannot see through registered autograd,
+   autograd, which they can see through. (The simulator's mode only runs another kernel: there calls
+   go as they do without it.) functorch's grad cannot see through registered autograd,
    so its transforms get an ``autograd.Function`` of the kind it asks for.
 """
 
@@ -54,7 +55,9 @@ def make_call(
         try:
             if forward_ad._current_level >= 0:
                 _refuse_tangents(op, args)
-            if len(args) != n_args or transforms_active() or dispatch_modes() or function_modes():
+            if len(args) != n_args or transforms_active() or function_modes():
+                return registered(*args)
+            if (modes := dispatch_modes()) and not _only_routes(modes):
                 return registered(*args)
             needs_grad = False
             for i in slots:
@@ -78,6 +81,12 @@ def make_call(
             raise reason from None
 
     return call
+
+
+def _only_routes(count: int) -> bool:
+    """Whether so many dispatch modes only send kernels elsewhere, and look at nothing."""
+    modes = (torch._C._get_dispatch_stack_at(i) for i in range(count))
+    return all(getattr(mode, "is_route", False) for mode in modes)
 
 
 def _outputs_alone(op: Op, function: Any) -> Any:

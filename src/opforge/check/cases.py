@@ -29,6 +29,7 @@ __all__ = [
     "gradients_and_truth",
     "one_thread",
     "outputs_and_truth",
+    "to_overwrite",
     "true_gradients",
     "true_outputs",
 ]
@@ -196,7 +197,7 @@ def gradients_and_truth(
     make_grad = grads_for or (lambda o: torch.randn(o.shape, dtype=torch.float64).to(o))
     wanted = differentiated(op, case)
     with around():
-        ours = _to_overwrite(op, cast(case))
+        ours = to_overwrite(op, cast(case))
         outputs = _chosen((run or op)(*ours), wanted)
         for o in outputs:
             if not o.requires_grad:
@@ -241,7 +242,7 @@ def check_backward(
     return tuple(g for g in got if g is not None)
 
 
-def _to_overwrite(op: Op, case: Case) -> Case:
+def to_overwrite(op: Op, case: Case) -> Case:
     """The case with copies, laid out alike, of what the backward is allowed to write over."""
     overwrites = op.backward.overwrites if isinstance(op.backward, Backward) else {}
     names = [a.name for a in op.forward.args]

@@ -54,6 +54,8 @@ class Call:
 class Route(TorchDispatchMode):
     """Sends every opforge op on CPU tensors to its simulated kernel; all else goes its way."""
 
+    is_route = True  # ops are called as they are without it
+
     def __init__(self, target: str, device: Device, **options: int) -> None:
         super().__init__()
         self.target, self.device, self.options = target, device, options
