@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ from opforge.check.results import FAILED, PASSED
 from opforge.check.search import stored
 from opforge.check.search.learned import sizes_for
 from opforge.check.search.recipe import Recipe, from_json
-from opforge.check.search.search import Search
+from opforge.check.search.search import Found, Kept, Search
 from opforge.coverage.lines import Source
 from opforge.errors import RecordError
 
@@ -176,6 +177,24 @@ def test_a_search_is_the_same_for_the_same_seed():
 
     assert some(0) == some(0)
     assert some(0) != some(1)
+
+
+def test_what_was_found_before_is_run_again_however_long_it_takes(monkeypatch):
+    """A guess by the first case, which loads the library, once left out all larger ones."""
+    monkeypatch.setattr(Search, "_would_take", lambda self, elements: math.inf)
+    search = Search(discover.find("relu"), "cpu")
+    first, second, third = Recipe(1, "float16"), Recipe(1, "float32"), Recipe(1, "float64")
+    search.replay([first, second])
+    assert {first, second} <= {k.recipe for k in search.found.kept}
+    assert not search.run(third)
+
+
+def test_the_only_case_that_reaches_a_line_is_kept_however_slow():
+    slow = Kept(Recipe(1, "float32"), frozenset({"kernel.cuh:7"}), 100.0)
+    quick = Kept(Recipe(2, "float32"), frozenset({"kernel.cuh:3"}), 0.1)
+    of_an_outcome = Kept(Recipe(3, "float32"), frozenset({"kernel.cuh:3 = 1"}), 100.0)
+    found = Found([slow, quick, of_an_outcome])
+    assert found.recipes == [quick.recipe, slow.recipe]
 
 
 def test_a_recipe_is_json_and_makes_its_case_again():

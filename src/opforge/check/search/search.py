@@ -89,9 +89,10 @@ class Search:
         return recorder.watched(self.op.name, COVERAGE[self.place.name])
 
     def replay(self, recipes: Iterable[Recipe]) -> None:
-        """Run recipes that were found before."""
+        """Run recipes that were found before, whatever they take."""
+        self._load()
         for recipe in recipes:
-            self.run(recipe)
+            self.run(recipe, proven=True)
 
     def explore(self, seconds: float) -> None:
         """Search for so long, or until nothing new has come up for long.
@@ -99,13 +100,18 @@ class Search:
         It is this process's time that counts: on a busy machine a search takes longer and finds
         the same.
         """
-        self.run(Recipe(0, self.mutator.dtypes[0]))  # loads the library, and what torch loads late
+        self._load()
         end, limit = time.process_time() + seconds, time.monotonic() + 5 * seconds
         since = 0
         for recipe in self._candidates():
             if time.process_time() > end or time.monotonic() > limit or since > _PATIENCE:
                 break
             since = 0 if self.run(recipe) else since + 1
+
+    def _load(self) -> None:
+        """Run a first case: loading the library, and what torch loads late, is no case's time."""
+        self.run(Recipe(0, self.mutator.dtypes[0]))
+        self._large = 0, 0.0
 
     def _candidates(self) -> Iterator[Recipe]:
         yield from self.mutator.seeds()
@@ -151,14 +157,15 @@ class Search:
                 return
             yield self.mutator.any(draw.choice([*fast, *fast[-8:]]).recipe)
 
-    def run(self, recipe: Recipe) -> bool:
-        """Run one recipe; whether it reached anything new."""
+    def run(self, recipe: Recipe, proven: bool = False) -> bool:
+        """Run one recipe; whether it reached anything new. A ``proven`` one may take long."""
         if recipe in self._tried:
             return False
         self._tried.add(recipe)
         try:
             elements = self.mutator.elements(recipe)
-            if elements > _MOST[self.place.name] or self._would_take(elements) > self._slow:
+            slow = not proven and self._would_take(elements) > self._slow
+            if elements > _MOST[self.place.name] or slow:
                 return False
             s = recipe.apply(self.mutator.cases(recipe.dtype)[recipe.case].copy())
             if not s.makes_sense():
@@ -228,13 +235,13 @@ class Search:
 def _fewest(kept: list[Kept]) -> list[Kept]:
     """Few recipes that reach together what all do: failed ones always, and quick ones first.
 
-    What is in the source comes before outcomes of comparisons and instances of templates, for which
-    a slow recipe is not worth its time.
+    What is in the source comes first, and is worth any time. Outcomes of comparisons and instances
+    of templates are not worth a slow recipe's.
     """
     chosen = [k for k in kept if k.failed][:_FAILED]
     every = set().union(*(k.features for k in kept)) if kept else set()
     points = {f for f in every if isinstance(f, str) and " = " not in f}
-    for wanted, slowest in ((points, max(_SLOW.values())), (every - points, _LONG)):
+    for wanted, slowest in ((points, math.inf), (every - points, _LONG)):
         missing = wanted - set().union(*(k.features for k in chosen))
         able = [k for k in kept if k.seconds < slowest]
         while missing and able and len(chosen) < _KEPT:
