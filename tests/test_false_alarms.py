@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+import functools
+import math
+
 import pytest
 import torch
 from helpers import load_record
 
+from opforge.check import compare
+from opforge.check.cases import check_backward
 from opforge.check.place import Place
 from opforge.check.rounding import RandomRounding
 from opforge.check.row import Trial
@@ -92,3 +97,34 @@ def test_sums_of_complex_numbers_are_rounded_as_those_of_their_parts(add):
         return float(torch.stack(off).square().sum().sqrt())
 
     assert spread([z.real, z.imag]) / 2 < spread([z]) < spread([z.real, z.imag]) * 2
+
+
+@pytest.mark.parametrize(
+    ("made", "alarm"),
+    [
+        ("(2 * x + 3) * grad_y", False),  # Inf, where autograd's two terms come to Inf - Inf
+        ("x * grad_y + (x + 3) * grad_y", False),
+        ("((2 * x + 3) * grad_y).nan_to_num(0, 0, 0)", True),
+    ],
+)
+def test_the_formula_of_the_backward_decides_between_inf_and_nan(tmp_path, made, alarm):
+    op = load_record(
+        tmp_path,
+        f"""
+        op = Op(
+            schema="bent(Tensor x) -> Tensor y",
+            reference=lambda x: x * (x + 3),
+            backward=lambda grad_y, x: {made},
+        )
+        """,
+    )
+    x = torch.tensor([-1.0, 1.0], requires_grad=True)
+    grad = torch.tensor([math.inf, 1.0])
+    right = (2 * x.detach() + 3) * grad
+    assert right.tolist() == [math.inf, 5.0]
+    check = functools.partial(check_backward, op, (x,), lambda o: grad)
+    if not alarm:
+        check()
+        return
+    with pytest.raises(compare.Mismatch, match="NaN or Inf"):
+        check()
