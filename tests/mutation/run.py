@@ -168,6 +168,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=300, help="mutants")
     parser.add_argument("--ops", nargs="*", default=OPS)
+    parser.add_argument("--on", nargs="*", default=["cpu", "sim"], help="of the mutants, these")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1))
     parser.add_argument("--full", action="store_true", help="survivors in full, too")
@@ -178,7 +179,11 @@ def main() -> None:
     if given.json.exists():
         results = json.loads(given.json.read_text())["mutants"]
     known = {(r["name"], r["new"]) for r in results}
-    todo = [m for m in choose(given.ops, given.count, given.seed) if (m.name, m.new) not in known]
+    todo = [
+        m
+        for m in choose(given.ops, given.count, given.seed)
+        if (m.name, m.new) not in known and m.place in given.on
+    ]
     deadline = time.monotonic() + 60 * given.minutes
     digest = hashlib.sha256(
         b"".join(p.read_bytes() for p in sorted(SOURCE.rglob("*")) if p.is_file())
