@@ -88,6 +88,11 @@ class Errors:
         self.torchs.merge(other.torchs)
 
 
+def in_ulps(error: float) -> str:
+    """An error to be read: 0.29, 4.1, 430."""
+    return f"{error:.2g}" if error < 99.5 else f"{error:.0f}"
+
+
 def _demand(condition: bool, text: str) -> None:
     if not condition:
         raise Mismatch(text)
@@ -154,6 +159,7 @@ def measured(got: torch.Tensor, torchs: torch.Tensor, truth: torch.Tensor) -> Er
     Where an element is smaller than what is usual in the tensor, in ulps of that: of a sum that
     cancels its own are no measure.
     """
+    _demand(got.shape == truth.shape, f"shape {tuple(got.shape)}, not {tuple(truth.shape)}")
     dtype = torchs.dtype
     got, torchs, right = (parts(t.detach().to(truth.device)).double() for t in (got, torchs, truth))
     finite = torch.isfinite(got) & torch.isfinite(torchs) & torch.isfinite(right)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from opforge.check.compare import in_ulps
 from opforge.check.place import LETTERS, PLACES
 from opforge.check.results import FAILED, NOT_APPLICABLE, NOT_RUN, PASSED, OpReport, Report, Result
 from opforge.check.row import Row, all_rows
@@ -117,9 +118,12 @@ def _accuracy(op: OpReport) -> list[str]:
                             "some true values are 0 but for rounding"
                         )
                         continue
+                    ours, rms, torchs, torchs_rms = (
+                        in_ulps(e[k]) for k in ("max", "rms", "torch_max", "torch_rms")
+                    )
                     lines.append(
-                        f"{PLACE_WORDS[place]} {what}: at most {e['max']:.3g} ulp from the truth, "
-                        f"rms {e['rms']:.2g} (PyTorch: {e['torch_max']:.3g}, {e['torch_rms']:.2g})"
+                        f"{PLACE_WORDS[place]} {what}: at most {ours} ulp from the truth, "
+                        f"rms {rms} (PyTorch: {torchs}, {torchs_rms})"
                     )
     return lines
 
