@@ -9,6 +9,7 @@ namespace opforge {
 namespace {
 
 constexpr int64_t kRowsOfTask = 16;
+constexpr int64_t kColumnsOfSum = 1024;  // whose products are added up in lanes
 
 template <class T>
 struct Weights {
@@ -77,7 +78,6 @@ OPFORGE_INLINE void stencil_row(const Rows<T>& x, const compute_t<T> (&w)[9], T*
 // sums[i] += what weight i gets from this row.
 template <int kCount, class T>
 OPFORGE_INLINE void weight_row(const Rows<T>& x, const T* grad, sum_t<T> (&sums)[9]) {
-  vec<T> acc[9] = {};
   const auto one = [&](int64_t j) {
     for (int i = 0; i < 9; ++i) {
       if (has_place(i, kCount)) sums[i] += widen(grad[j]) * x.at(i, j);
@@ -85,15 +85,20 @@ OPFORGE_INLINE void weight_row(const Rows<T>& x, const T* grad, sum_t<T> (&sums)
   };
   one(0);
   int64_t j = 1;
-  for (; j + kLanes<T> < x.width; j += kLanes<T>) {
-    const vec<T> g = load(grad + j);
+  const int64_t inside = x.width - kLanes<T>;
+  while (j < inside) {
+    vec<T> acc[9] = {};
+    const int64_t end = std::min(j + kColumnsOfSum, inside);
+    for (; j < end; j += kLanes<T>) {
+      const vec<T> g = load(grad + j);
 #pragma GCC unroll 9
-    for (int i = 0; i < 9; ++i) {
-      if (has_place(i, kCount)) acc[i] = fma(g, x.vector(i, j), acc[i]);
+      for (int i = 0; i < 9; ++i) {
+        if (has_place(i, kCount)) acc[i] = fma(g, x.vector(i, j), acc[i]);
+      }
     }
+    for (int i = 0; i < 9; ++i) sums[i] += sum_lanes<compute_t<T>>(acc[i]);
   }
   for (; j < x.width; ++j) one(j);
-  for (int i = 0; i < 9; ++i) sums[i] += sum_lanes<compute_t<T>>(acc[i]);
 }
 
 template <class F>
