@@ -162,8 +162,9 @@ def measured(got: torch.Tensor, torchs: torch.Tensor, truth: torch.Tensor) -> Er
     _demand(got.shape == truth.shape, f"shape {tuple(got.shape)}, not {tuple(truth.shape)}")
     dtype = torchs.dtype
     got, torchs, right = (parts(t.detach().to(truth.device)).double() for t in (got, torchs, truth))
-    finite = torch.isfinite(got) & torch.isfinite(torchs) & torch.isfinite(right)
-    got, torchs, right = got[finite], torchs[finite], right[finite]
+    finite = torch.isfinite(got + torchs + right)
+    if not bool(finite.all()):
+        got, torchs, right = got[finite], torchs[finite], right[finite]
     found = Errors(Error(), Error())
     if right.numel() and dtype.is_floating_point:
         usual = right.square().mean().sqrt()

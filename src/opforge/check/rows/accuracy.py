@@ -12,6 +12,7 @@ from opforge.check.row import NotApplicable, Trial, row
 from opforge.check.situation import Situation
 
 _LONG, _SMALL = 1 << 14, 2  # a dim, and what others are cut to
+_MOST = 1 << 19  # elements of a case: more take seconds
 _ENOUGH = 8  # elements of a result that a mean is taken of, and calls for them at most
 # Of 2^14 float32 terms PyTorch errs by 0.7 to 2 ulp (rms), sums in blocks of 128 or in 128 lanes by
 # at most 4 times as much, a sum one by one by 12 to 40 times as much.
@@ -74,7 +75,7 @@ def _of_one(t: Trial, base: Situation, chosen: int) -> list[_Compared]:
         again = base.copy()
         again.seed = t.seed + turn
         s = t.resized(again, chosen, _LONG, _SMALL)
-        if s is None:
+        if s is None or s.elements > _MOST:
             break
         last = s
         for name, one in _errors(s).items():
@@ -92,10 +93,12 @@ def _errors(s: Situation) -> dict[str, compare.Errors]:
     """Of outputs, and of gradients where there are any."""
     with torch.no_grad():
         outputs, truth = cases.outputs_and_truth(s.op, s.case, s.place)
-    found = truth.errors(outputs)
+    with cases.one_thread():
+        found = truth.errors(outputs)
     if s.has_gradient():
         gradients, truth = cases.gradients_and_truth(
             s.op, cases.as_leaves(s.case), lambda o: inputs.random_gradient(o, s.seed), s.place
         )
-        found |= truth.errors(gradients)
+        with cases.one_thread():
+            found |= truth.errors(gradients)
     return found
