@@ -11,7 +11,7 @@ import torch
 from helpers import load_record
 
 from opforge.check import compare
-from opforge.check.cases import check_backward
+from opforge.check.cases import check_backward, check_forward
 from opforge.check.place import Place
 from opforge.check.rounding import RandomRounding
 from opforge.check.row import Trial
@@ -127,4 +127,43 @@ def test_the_formula_of_the_backward_decides_between_inf_and_nan(tmp_path, made,
         check()
         return
     with pytest.raises(compare.Mismatch, match="NaN or Inf"):
+        check()
+
+
+def welford(x):
+    """In float32, term by term."""
+    mean, squares = torch.zeros(len(x)), torch.zeros(len(x))
+    for j in range(x.shape[1]):
+        away = x[:, j] - mean
+        mean = mean + away / (j + 1)
+        squares = squares + away * (x[:, j] - mean)
+    return squares / x.shape[1]
+
+
+def by_squares(x):
+    """The difference of two large numbers, of which nothing is left."""
+    return x.square().mean(1) - x.mean(1).square()
+
+
+@pytest.mark.parametrize("columns", [2, 17, 1000])
+@pytest.mark.parametrize(("shift", "formula"), [(0, welford), (1e3, welford), (3e4, welford),
+                                                (1e3, by_squares), (3e4, by_squares)])  # fmt: skip
+def test_a_running_mean_is_right_and_a_difference_of_squares_is_not(
+    tmp_path, columns, shift, formula
+):
+    op = load_record(
+        tmp_path,
+        """
+        op = Op(
+            schema="variance(Tensor x) -> Tensor y",
+            reference=lambda x: x.var(-1, correction=0),
+        )
+        """,
+    )
+    x = torch.randn(200, columns, generator=torch.Generator().manual_seed(0)) + shift
+    check = functools.partial(check_forward, op, (x,), run=formula)
+    if formula is welford:
+        check()
+        return
+    with pytest.raises(compare.Mismatch, match=r"(1\d\d|200) of 200 elements are wrong"):
         check()

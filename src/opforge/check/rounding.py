@@ -138,8 +138,7 @@ class RandomRounding(Mode):
         if name in _SCATTERS:
             return self._scattered(func, args, kwargs)
         if name in ("var", "var_mean", "std", "std_mean"):
-            with self:
-                return _moments(name, *args, **kwargs)
+            return self._moments(name, *args, **kwargs)
         if name not in _FUNCTIONS and name not in _ARITHMETIC:
             with self:
                 done = _decomposed(func, args, kwargs)
@@ -281,6 +280,30 @@ class RandomRounding(Mode):
             root = torch.hypot(root, bias.abs().view(-1, *[1] * (total.dim() - 2)))
         return self._summed(total, root, max(count, 1), products=True)
 
+    def _moments(
+        self, name: str, x: Tensor, dim: Any = None, correction: Any = 1, keepdim: bool = False
+    ) -> Any:
+        """Variance and standard deviation by differences to the mean, as honest kernels take them.
+
+        That of one pass (Welford's) is another mean for each term, with the roundings of its sum.
+        """
+        if isinstance(dim, bool):  # var(x, unbiased)
+            dim, correction = None, int(dim)
+        dims = list(range(x.dim())) if dim is None or dim == [] else dim
+        with self:
+            mean = x.mean(dims, keepdim=True)
+        count = x.numel() // max(mean.numel(), 1)
+        means = self._rounded(mean.expand(x.shape), self._unit * math.sqrt(max(count - 1, 0) / 3))
+        with self:
+            squares = (x - means).square().sum(dims, keepdim=keepdim)
+            left = count - (1 if correction is None else correction)
+            result = squares / left if left > 0 else squares / 0.0
+            if name.startswith("std"):
+                result = result.sqrt()
+        if name.endswith("_mean"):
+            return result, mean if keepdim else mean.reshape(result.shape)
+        return result
+
     def _scattered(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Tensor:
         """Sums whose terms an index chooses; how many there are, the same op says of ones."""
 
@@ -348,25 +371,6 @@ def short_cumsum(x: Tensor, dim: int) -> Tensor:
     inside = torch.cumsum(rows, -1)
     before = torch.cumsum(torch.nn.functional.pad(inside[..., :-1, -1], (1, 0)), -1)
     return (inside + before.unsqueeze(-1)).flatten(-2)[..., :n].movedim(-1, dim)
-
-
-def _moments(
-    name: str, x: Tensor, dim: Any = None, correction: Any = 1, keepdim: bool = False
-) -> Any:
-    """Variance and standard deviation from differences to the mean, as honest kernels take them."""
-    if isinstance(dim, bool):  # var(x, unbiased)
-        dim, correction = None, int(dim)
-    dims = list(range(x.dim())) if dim is None or dim == [] else dim
-    mean = x.mean(dims, keepdim=True)
-    count = x.numel() // max(mean.numel(), 1)
-    squares = (x - mean).square().sum(dims, keepdim=keepdim)
-    left = count - (1 if correction is None else correction)
-    result = squares / left if left > 0 else squares / 0.0
-    if name.startswith("std"):
-        result = result.sqrt()
-    if name.endswith("_mean"):
-        return result, mean if keepdim else mean.reshape(result.shape)
-    return result
 
 
 def _decomposed(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
