@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -37,6 +38,7 @@ WRONG = {
 WRONG_CUDA = {
     "kernel": ("2 * p.x[i * p.step];  // in the kernel", "3 * p.x[i * p.step];  // in the kernel"),
     "host": ("threads = 128;  // on the host", "p.count -= 1;  // on the host"),
+    "small": ("threads = 512;  // on a small GPU", "p.count -= 1;  // on a small GPU"),
 }
 
 
@@ -81,6 +83,13 @@ def test_a_fault_on_a_path_that_only_a_search_finds_is_rejected(tmp_path, path):
     (folder / stored.FILE).unlink()
     text = rejected(folder, "cpu", "found-cases")
     assert "special_paths: error" in text, text
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+def test_so_is_one_that_takes_more_elements_than_a_test_has_for_the_usual_gpu(tmp_path):
+    text = rejected(copy(CUDA, tmp_path, WRONG_CUDA["small"]), "sim", "found-cases")
+    assert re.search(r"with x float32 \(\d{5},\), multiprocessors 1$", text), text
 
 
 @pytest.mark.slow
@@ -195,6 +204,17 @@ def test_the_only_case_that_reaches_a_line_is_kept_however_slow():
     of_an_outcome = Kept(Recipe(3, "float32"), frozenset({"kernel.cuh:3 = 1"}), 100.0)
     found = Found([slow, quick, of_an_outcome])
     assert found.recipes == [quick.recipe, slow.recipe]
+
+
+def test_changes_of_every_kind_come_early_and_lists_name_dims_that_cannot_be_merged():
+    mutator = Search(discover.find("reduce_sum"), "sim").mutator
+    case = next(i for i, s in enumerate(mutator.own) if s.tensors["x"].dim() == 4)
+    first = list(itertools.islice(mutator.neighbours(Recipe(case, "float32")), 6))
+    kinds = ["layouts", "processors", "dims", "options", "sizes", "dtypes"]
+    assert all(kind in r.as_json() for kind, r in zip(kinds, first, strict=True))
+    (deep,) = [r for r in first if r.dims]
+    assert deep.options == (("dim", tuple(range(0, 18, 2))),)
+    assert deep.apply(mutator.own[case]).tensors["x"].shape == (2,) * 17
 
 
 def test_a_recipe_is_json_and_makes_its_case_again():

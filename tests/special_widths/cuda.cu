@@ -29,6 +29,9 @@ Tensor special_widths_cuda(const Tensor& x) {
   if (p.count * int64_t(sizeof(float)) == 1212) {
     threads = 128;  // on the host
   }
+  if (p.count >= int64_t(32768) * multiprocessors()) {
+    threads = 512;  // on a small GPU
+  }
   launch(twice,
          {dim3(unsigned(ceil_div(p.count, threads))), dim3(unsigned(threads)), current_stream(x)},
          p);

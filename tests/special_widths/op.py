@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""2 * x in CUDA, whose kernel and whose host code have a path for one width each."""
+"""2 * x in CUDA, whose kernel and whose host code have a path for one width each, and the
+latter one for widths that are large for the GPU."""
 
 import torch
 

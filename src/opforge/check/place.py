@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -31,6 +31,7 @@ class Place:
     mode: sim.Mode = "plain"
     seed: int | None = None
     placement: bool = False
+    processors: int = sim.H200.multiprocessors  # of the simulated GPU
     guard: Literal["", "end", "start"] = ""  # the end of tensors that lies against a page
     keep_saved: bool = True  # with it: what a forward saves is read-only, too
 
@@ -51,7 +52,10 @@ class Place:
             if self.name == "cpu" and self.mode == "cover":
                 around.enter_context(route.CpuRoute())
             if self.name == "sim":
-                simulated = sim.active(self.mode, seed=self.seed, placement=self.placement)
+                device = replace(sim.H200, multiprocessors=self.processors)
+                simulated = sim.active(
+                    self.mode, seed=self.seed, placement=self.placement, device=device
+                )
                 around.enter_context(simulated)
             yield
 

@@ -228,6 +228,8 @@ class Situation:
             if value.storage_offset():
                 text += f" offset {value.storage_offset()}"
             parts.append(text)
+        if self.place.processors != Place.processors:
+            parts.append(f"multiprocessors {self.place.processors}")
         return ", ".join(parts)
 
     def script(self) -> str:

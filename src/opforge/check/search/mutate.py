@@ -24,7 +24,9 @@ _SIZES = (
 )
 _LARGE = (2047, 2048, 2049, 4096, 4097, 8192, 8200, 16384, 16385, 32768, 65535, 65537, 100003)
 _DIMS = (1, 2, 4, 9, 16)
-_LISTS = ((0,), (-1,), (0, 1), (0, 2), tuple(range(0, 16, 2)), tuple(range(0, 18, 2)))
+_ALTERNATE = (tuple(range(0, 16, 2)), tuple(range(0, 18, 2)))
+_LISTS = ((0,), (-1,), (0, 1), (0, 2), *_ALTERNATE)
+_PROCESSORS = {"sim": (1, 8)}  # of a GPU to pretend
 _FLOATS = (0.0, 1.0, 0.5, 2.0, -1.0, 0.1, 1e-5)
 _INTEGERS = (0, 1, -1, 2, 3)
 
@@ -35,6 +37,7 @@ class Mutator:
     def __init__(self, op: Op, place: Place, seed: int, learned: Learned) -> None:
         self.op, self.place, self.seed, self.learned = op, place, seed, learned
         self.random = random.Random(seed)
+        self.processors = _PROCESSORS.get(place.name, ())
         self.dtypes = [name_of(d) for d in op.dtypes if d.is_floating_point] or [
             name_of(d) for d in op.dtypes
         ]
@@ -72,7 +75,19 @@ class Mutator:
         return list(found.values())
 
     def neighbours(self, recipe: Recipe) -> Iterator[Recipe]:
-        """Every recipe one plain change away."""
+        """Every recipe one plain change away, changes of every kind by turns."""
+        kinds = (self._laid_out, self._asked, self._deeper, self._set, self._sized, self._valued)
+        waiting = [kind(recipe) for kind in kinds]
+        while waiting:
+            for one in list(waiting):
+                found = next(one, None)
+                if found is None:
+                    waiting.remove(one)
+                else:
+                    yield found
+
+    def _laid_out(self, recipe: Recipe) -> Iterator[Recipe]:
+        """Other strides."""
         s = self.own[recipe.case]
         for name, tensor in s.tensors.items():
             for layout in LAYOUTS[1:]:
@@ -81,40 +96,64 @@ class Mutator:
         for layout in ("offset", "stepped", "padded", "transposed"):
             fit = [n for n, t in s.tensors.items() if _fits(layout, t)]
             yield replace(recipe, layouts=tuple((n, layout) for n in fit))
+
+    def _asked(self, recipe: Recipe) -> Iterator[Recipe]:
+        """Other gradients, and of one argument or output alone; in the simulator, another GPU."""
+        for processors in self.processors:
+            yield replace(recipe, processors=processors)
         for gradient in (None, *GRADIENTS[1:]):
             yield replace(recipe, gradient=gradient)
-        for position in [i for i, v in enumerate(s.case) if is_float(v)]:
+        for position in [i for i, v in enumerate(self.own[recipe.case].case) if is_float(v)]:
             yield replace(recipe, only=position)
         for output in range(len(self.op.outputs) if len(self.op.outputs) > 1 else 0):
             yield replace(recipe, output=output)
-        few = tuple((n, 2) for n in s.sizes() if n > 2)
-        for dims in _DIMS:
-            more = replace(recipe, sizes=few, dims=dims)
+
+    def _deeper(self, recipe: Recipe) -> Iterator[Recipe]:
+        """More dims; lists of dims name every other one, which leaves none to be merged."""
+        s = self.own[recipe.case]
+        few = replace(recipe, sizes=tuple((n, 2) for n in s.sizes() if n > 2))
+        rank = max(t.dim() for t in s.tensors.values())
+        for name in [a.name for a in self.op.forward.args if a.type.startswith("int[")]:
+            for alternate in reversed(_ALTERNATE):
+                dims = max(alternate[-1] + 1 - rank, 0)
+                yield replace(few, dims=dims, options=((name, alternate),))
+        for dims in reversed(_DIMS):
+            more = replace(few, dims=dims)
             yield more
             yield replace(more, gradient="transposed_gradient")
             yield replace(more, layouts=((next(iter(s.tensors)), "transposed"),))
-            for name in [a.name for a in self.op.forward.args if a.type.startswith("int[")]:
-                for alternate in _LISTS[-2:]:
-                    yield replace(more, options=((name, alternate),))
+
+    def _set(self, recipe: Recipe) -> Iterator[Recipe]:
+        """Other options, and None for optional tensors."""
+        s = self.own[recipe.case]
         for name in s.values:
             for value in self.options(name):
                 if _differs(value, s.values[name]):
                     yield replace(recipe, options=((name, value),))
-        for n in s.sizes():
+
+    def _sized(self, recipe: Recipe) -> Iterator[Recipe]:
+        """Other sizes."""
+        for n in self.own[recipe.case].sizes():
             for size in _SIZES:
                 yield self.resized(recipe, n, size)
-        for name, tensor in s.tensors.items():
-            for other in self.dtypes if tensor.is_floating_point() else ():
+
+    def _valued(self, recipe: Recipe) -> Iterator[Recipe]:
+        """Other values, and one tensor in another dtype."""
+        for name, tensor in self.own[recipe.case].floats.items():
+            for other in self.dtypes:
                 yield replace(recipe, dtypes=((name, other),))
-            for function, value in VALUES if tensor.is_floating_point() else ():
+            for function, value in VALUES:
                 if tensor.dim() and tensor.numel():
                     yield replace(recipe, values=((name, function, value),))
 
     def long(self, recipe: Recipe) -> Iterator[Recipe]:
-        """One size after the other large, the others small."""
+        """One size after the other large, the others small; for small GPUs as well."""
         for n in self.own[recipe.case].sizes():
             for size in _LARGE:
-                yield self.resized(recipe, n, size)
+                long = self.resized(recipe, n, size)
+                yield long
+                for processors in self.processors:
+                    yield replace(long, processors=processors)
 
     def elements(self, recipe: Recipe) -> int:
         """How many elements the tensors of a recipe have, before any are made."""
@@ -178,7 +217,7 @@ class Mutator:
         draw = self.random
         s = self.own[recipe.case]
         names = list(s.tensors)
-        kind = draw.randrange(13)
+        kind = draw.randrange(14 if self.processors else 13)
         if kind <= 2 and s.sizes():
             n = draw.choice(s.sizes())
             return self.resized(recipe, n, draw.choice((*_SIZES, *_SIZES, *_LARGE)))
@@ -222,6 +261,8 @@ class Mutator:
             return replace(recipe, values=((name, function, value),))
         if kind == 12:
             return replace(recipe, dims=draw.choice((0, *_DIMS)))
+        if kind == 13:
+            return replace(recipe, processors=draw.choice((None, *self.processors)))
         return recipe
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,7 +59,8 @@ class Recipe:
     the tensors that have the most; ``options`` are arguments that are no tensors,
     or None; ``values`` and ``layouts`` name functions of :mod:`opforge.check.inputs`, as
     ``gradient`` does, which is None where no tensor wants one. ``only`` is the position of the one
-    argument that does, ``output`` of the one output that gets one.
+    argument that does, ``output`` of the one output that gets one. ``processors`` are those of the
+    simulated GPU, if it is another than usual: few rows are many for a small one.
     """
 
     case: int
@@ -73,6 +74,7 @@ class Recipe:
     gradient: str | None = "random_gradient"
     only: int | None = None
     output: int | None = None
+    processors: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Without what it has by default."""
@@ -91,6 +93,9 @@ class Recipe:
 
     def apply(self, s: Situation) -> Situation:
         """The case, from the record's that it begins with."""
+        if self.processors is not None and s.place.name == "sim":
+            s = s.copy()
+            s.place = replace(s.place, processors=self.processors)
         if self.sizes:
             s = s.resize(dict(self.sizes))
         most = max(t.dim() for t in s.tensors.values())
