@@ -215,6 +215,23 @@ def test_wrong_arguments_are_named(
         smooth(*args)
 
 
+def test_a_derived_gradient_is_right_for_complex_tensors(tmp_path: Path) -> None:
+    op = load_record(
+        tmp_path,
+        """
+        op = Op(
+            schema="rotate(Tensor z, Tensor angle) -> Tensor y",
+            reference=lambda z, angle: z * torch.polar(torch.ones_like(angle), angle),
+            dtypes=(torch.complex64, torch.complex128),
+            own_dtypes={"angle": (torch.float32, torch.float64)},
+        )
+        """,
+    )
+    z = torch.randn(5, dtype=torch.complex128, requires_grad=True)
+    angle = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(op, (z, angle))
+
+
 def test_integers_and_masks_have_no_gradient_but_do_not_disturb(tmp_path: Path) -> None:
     take = load_record(
         tmp_path,

@@ -284,8 +284,9 @@ def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
         leaves: dict[int, torch.Tensor] = {}
         with _autograd_back_on(), torch.enable_grad():
             for i in slots:
-                if arguments[i] is not None and arguments[i].is_floating_point():
-                    arguments[i] = leaves[i] = arguments[i].detach().requires_grad_()
+                argument = arguments[i]
+                if is_float(argument) or (argument is not None and argument.is_complex()):
+                    arguments[i] = leaves[i] = argument.detach().requires_grad_()
             outputs = as_tuple(reference(*arguments))
             pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if o.requires_grad]
             found: tuple[torch.Tensor | None, ...] = (None,) * len(leaves)
