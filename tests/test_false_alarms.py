@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
 import pytest
 import torch
 from helpers import load_record
@@ -167,3 +168,28 @@ def test_a_running_mean_is_right_and_a_difference_of_squares_is_not(
         return
     with pytest.raises(compare.Mismatch, match=r"(1\d\d|200) of 200 elements are wrong"):
         check()
+
+
+@pytest.mark.parametrize("n", [257, 2000, 10000])
+@pytest.mark.parametrize("matrix", [False, True], ids=["vector", "matrix"])
+def test_products_may_be_added_one_by_one(tmp_path, n, matrix):
+    """Of equal terms many roundings have the same sign: n of them, not the root of n."""
+    op = load_record(
+        tmp_path,
+        """
+        op = Op(schema="product(Tensor a, Tensor b) -> Tensor y", reference=lambda a, b: a @ b)
+        """,
+    )
+    values = torch.rand(20, generator=torch.Generator().manual_seed(0))
+    a, b = values[:, None].expand(20, n), torch.full((n, 2) if matrix else (n,), 0.7)
+
+    def serial(a, b):
+        terms = a[:, None] * b.t() if matrix else a * b
+        return torch.from_numpy(np.add.accumulate(terms.numpy(), axis=-1)[..., -1].copy())
+
+    def short(a, b):  # some terms are left out
+        return serial(a[:, : n - n // 200], b[: n - n // 200])
+
+    check_forward(op, (a, b), run=serial)
+    with pytest.raises(compare.Mismatch):
+        check_forward(op, (a, b), run=short)

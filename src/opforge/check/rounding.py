@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from opforge.check.sums import power_of_two, root_of_squares, short_cumsum
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -51,6 +53,7 @@ _FUNCTIONS = _names(
 )
 _ARITHMETIC = _names("add add_ sub sub_ rsub mul mul_ div div_ square remainder fmod")
 _PRODUCTS = _names("mm bmm dot mv convolution")
+_MOST_PRODUCTS = 1 << 21  # that are added up one by one, to see what comes of it
 # Each element of a result is a sum of given ones, those that an index names.
 _SCATTERS = _names(
     "embedding_dense_backward index_add index_put put scatter_add unfold_backward _unsafe_index_put"
@@ -231,7 +234,7 @@ class RandomRounding(Mode):
         if mean:  # in sums, not in means
             total = total * count
         dim = args[1] if len(args) > 1 and args[1] else None
-        root = _root_of_squares(lambda x: x.sum(dim), x).reshape(total.shape)
+        root = root_of_squares(lambda x: x.sum(dim), x).reshape(total.shape)
         moved = self._summed(total, root, count - 1, self._one_by_one(x, dim, total.shape))
         return moved / count if mean else moved
 
@@ -262,7 +265,7 @@ class RandomRounding(Mode):
         if x.device.type == "cpu":
             added = np.add.accumulate(self._narrow(x.detach()).numpy(), axis=dim)
             serial = torch.from_numpy(added).to(x.dtype)
-        root = _root_of_squares(lambda x: short_cumsum(x, dim), x)
+        root = root_of_squares(lambda x: short_cumsum(x, dim), x)
         return self._summed(total, root, count, serial)
 
     def _product(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Tensor:
@@ -275,10 +278,22 @@ class RandomRounding(Mode):
         bias, rest = None, args[2:]
         if name == "convolution":
             bias, rest = rest[0], (None, *rest[1:])
-        root = _root_of_squares(lambda a, b: func(a, b, *rest, **kwargs), a, b)
+        root = root_of_squares(lambda a, b: func(a, b, *rest, **kwargs), a, b)
         if bias is not None:  # one more term
             root = torch.hypot(root, bias.abs().view(-1, *[1] * (total.dim() - 2)))
-        return self._summed(total, root, max(count, 1), products=True)
+        serial = None if name == "convolution" else self._products_one_by_one(a, b)
+        return self._summed(total, root, max(count, 1), serial, products=True)
+
+    def _products_one_by_one(self, a: Tensor, b: Tensor) -> Tensor | None:
+        """The sums of products in the dtype of kernels, term by term, where they are few enough."""
+        if b.dim() > 1:
+            a, b = a.unsqueeze(-2), b.transpose(-1, -2).unsqueeze(-3)
+        terms = torch.broadcast_shapes(a.shape, b.shape)
+        if a.device.type != "cpu" or not 0 < terms.numel() <= _MOST_PRODUCTS:
+            return None
+        products = (self._narrow(a.detach()) * self._narrow(b.detach())).numpy()
+        total = np.add.accumulate(products, axis=-1)[..., -1]
+        return torch.from_numpy(np.asarray(total)).to(a.dtype)
 
     def _moments(
         self, name: str, x: Tensor, dim: Any = None, correction: Any = 1, keepdim: bool = False
@@ -314,26 +329,12 @@ class RandomRounding(Mode):
         total = of(lambda a: a)
         if not total.numel():
             return total
-        scale = max(_power_of_two(a) for a in args if _is_wide(a))
+        scale = max(power_of_two(a) for a in args if _is_wide(a))
         root = of(lambda a: (a.abs() / scale).square()).sqrt() * scale
         count = (of(lambda a: torch.ones_like(a.abs())) - 1).clamp(min=0)
         # On a CPU torch adds these one by one.
         serial = of(self._narrow).to(total.dtype) if total.device.type == "cpu" else None
         return self._summed(total, root, count, serial)
-
-
-def _root_of_squares(add: Callable[..., Tensor], *factors: Tensor) -> Tensor:
-    """The root of what ``add`` makes of squares; at the ends of float64 squares have no room."""
-    factors = tuple(f.abs() if f.is_complex() else f for f in factors)
-    scales = [_power_of_two(f) for f in factors]
-    squares = add(*((f / s).square() for f, s in zip(factors, scales, strict=True)))
-    return squares.clamp(min=0).sqrt() * math.prod(scales)
-
-
-def _power_of_two(x: Tensor) -> float:
-    """One that makes the largest finite number of a tensor something between 1 and 2."""
-    largest = float(x.detach().abs().nan_to_num(0, 0, 0).amax()) if x.numel() else 0.0
-    return math.ldexp(1.0, max(math.frexp(largest)[1] - 1, -1022)) if largest else 1.0
 
 
 def _most_terms(func: Any, args: tuple[Any, ...], kwargs: Any) -> int:
@@ -355,22 +356,6 @@ def random_rounding(value: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
 
 def _is_wide(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dtype in (torch.float64, torch.complex128)
-
-
-def short_cumsum(x: Tensor, dim: int) -> Tensor:
-    """torch.cumsum by blocks, and then the blocks before each.
-
-    On a CPU torch adds one by one: of equal terms many roundings have the same sign, and in float64
-    the truth would be further from the exact sums than a kernel may be.
-    """
-    n = x.shape[dim] if x.dim() else 0
-    if n < 2:
-        return torch.cumsum(x, dim)
-    size = math.isqrt(n)
-    rows = torch.nn.functional.pad(x.movedim(dim, -1), (0, -n % size)).unflatten(-1, (-1, size))
-    inside = torch.cumsum(rows, -1)
-    before = torch.cumsum(torch.nn.functional.pad(inside[..., :-1, -1], (1, 0)), -1)
-    return (inside + before.unsqueeze(-1)).flatten(-2)[..., :n].movedim(-1, dim)
 
 
 def _decomposed(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:

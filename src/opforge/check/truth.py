@@ -13,7 +13,8 @@ from torch.overrides import TorchFunctionMode
 
 from opforge.check import compare
 from opforge.check.narrow_rounding import NarrowRounding
-from opforge.check.rounding import RandomRounding, short_cumsum
+from opforge.check.rounding import RandomRounding
+from opforge.check.sums import short_cumsum
 from opforge.op import Op, as_tuple, is_float
 
 Case = tuple[Any, ...]
