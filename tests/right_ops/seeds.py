@@ -186,7 +186,7 @@ def provenance() -> dict[str, Any]:
         done = subprocess.run(["git", "-C", FOLDER, *args], capture_output=True, text=True)
         return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--", "../../src", ".")
+    changed = git("status", "--porcelain", "--", "../../src", ".", ":!results.json")
     return {
         "opforge": opforge.__version__,
         "commit": git("rev-parse", "--short", "HEAD") + ("+changes" if changed else ""),
