@@ -41,6 +41,14 @@ from opforge.processes import end_with_parent, ending
 
 FOLDER = Path(__file__).parent
 PATIENCE = 300.0  # seconds that a row may take
+# As the check's own processes have it.
+ENVIRONMENT = {
+    "OMP_WAIT_POLICY": "passive",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
+    "KINETO_LOG_LEVEL": "99",
+    "HYPOTHESIS_STORAGE_DIRECTORY": str(Path(tempfile.gettempdir()) / "hypothesis"),
+}
 # Rows whose outcome depends on the values, and on the rule for the allowed error.
 EVERY = (
     *("own-cases", "ranges", "numbers", "scalars", "odd-sizes", "expanded", "expanded-gradient"),
@@ -103,7 +111,7 @@ def run_seeds(job: dict[str, Any], out: IO[str]) -> None:
 def messages(job: dict[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
     """What the process of an op says; the last one, if it ends before its job does, says how."""
     reading, writing = os.pipe()
-    environment = {"OMP_WAIT_POLICY": "passive", "KINETO_LOG_LEVEL": "99", **os.environ}
+    environment = {**ENVIRONMENT, **os.environ}
     command = [sys.executable, __file__, "--job", json.dumps(job), str(writing)]
     buffer, said = b"", tempfile.TemporaryFile()  # noqa: SIM115
     child = subprocess.Popen(command, pass_fds=(writing,), env=environment, stderr=said)
