@@ -206,12 +206,17 @@ def row(
 
 @functools.cache
 def all_rows() -> tuple[Row, ...]:
-    """Every row in the order of the scoreboard; what searches find often has its own, before."""
+    """Every row in the order of the scoreboard; what searches find often has its own, before.
+
+    How exact an op is comes last, when it is known whether it is right.
+    """
     from opforge.check import rows
 
     for module in pkgutil.iter_modules(rows.__path__):
         importlib.import_module(f"{rows.__name__}.{module.name}")
-    return tuple(sorted(_rows, key=lambda r: (r.name in ("found-cases", "random"), r.number)))
+    last = ("found-cases", "random", "accuracy")
+    order = {name: i for i, name in enumerate(last, 1)}
+    return tuple(sorted(_rows, key=lambda r: (order.get(r.name, 0), r.number)))
 
 
 def find(names: list[str]) -> list[Row]:
