@@ -25,6 +25,7 @@ from opforge.op import Op
 
 FILE = "cases.json"  # in an op's folder
 QUICK, FULL = 5.0, 60.0  # seconds that a search may take
+_SEARCH = 2  # raised when a search finds more than before
 
 
 @dataclass(frozen=True)
@@ -105,13 +106,14 @@ def _text(data: dict[str, Any]) -> str:
 
 
 def sources(op: Op, place: str) -> str:
-    """Identifies the record and what a place's kernels are made of; empty where that is unknown."""
+    """Identifies the search, the record and what kernels are made of; empty if that is unknown."""
     try:
         parts = plan(op, COVERAGE[place]).ingredients
     except OpforgeError:  # no source, no compiler
         return ""
     assert op.folder is not None
     own = {k: v for k, v in parts.items() if k.startswith(("source", "header"))}
+    own["search"] = str(_SEARCH)
     own["record"] = hashlib.sha256((op.folder / "op.py").read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
 
