@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,13 @@ def main() -> None:
     digest = hashlib.sha256(
         b"".join(p.read_bytes() for p in sorted(SOURCE.rglob("*")) if p.is_file())
     ).hexdigest()[:12]
-    facts = {"count": given.count, "seed": given.seed, "sources": digest}
+    facts = {
+        "count": given.count,
+        "seed": given.seed,
+        "sources": digest,
+        "torch": version("torch"),
+        "time": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
+    }
     with tempfile.TemporaryDirectory() as folder:
 
         def work(number: int) -> None:
