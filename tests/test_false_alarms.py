@@ -193,3 +193,48 @@ def test_products_may_be_added_one_by_one(tmp_path, n, matrix):
     check_forward(op, (a, b), run=serial)
     with pytest.raises(compare.Mismatch):
         check_forward(op, (a, b), run=short)
+
+
+def serial_mean(x):
+    return np.add.accumulate(x.numpy(), axis=-1)[..., -1:] / np.float32(x.shape[-1])
+
+
+@pytest.mark.parametrize("power", [1, 2, 3])
+@pytest.mark.parametrize("factor", [1, 5])
+def test_the_rounding_of_a_sum_may_be_raised_to_a_power(tmp_path, power, factor):
+    """Of equal numbers the rounding of their mean is left; five times that is too much."""
+    op = load_record(
+        tmp_path,
+        f"""
+        def reference(x):
+            return (x - x.mean(-1, keepdim=True)).pow({power}).mean(-1)
+
+        op = Op(schema="moment(Tensor x) -> Tensor y", reference=reference)
+        """,
+    )
+    x = (torch.rand(9, 1, generator=torch.Generator().manual_seed(0)) + 1).expand(9, 2000)
+
+    def moment(x):
+        away = torch.from_numpy(x.numpy() - serial_mean(x)) * factor
+        return away.pow(power).mean(-1)
+
+    if factor == 1:
+        check_forward(op, (x,), run=moment)
+        return
+    with pytest.raises(compare.Mismatch):
+        check_forward(op, (x,), run=moment)
+
+
+@pytest.mark.parametrize("shift", [0, -5.5, 30])
+def test_logarithms_of_running_sums_are_rounded_at_every_step(tmp_path, shift):
+    op = load_record(
+        tmp_path,
+        """
+        op = Op(schema="logs(Tensor x) -> Tensor y", reference=lambda x: x.logcumsumexp(-1))
+        """,
+    )
+    x = torch.randn(20, 257, generator=torch.Generator().manual_seed(0)) + shift
+    serial = torch.from_numpy(np.logaddexp.accumulate(x.numpy(), axis=1))
+    check_forward(op, (x,), run=lambda x: serial)
+    with pytest.raises(compare.Mismatch):
+        check_forward(op, (x,), run=lambda x: serial * (1 + 2**-14))

@@ -134,6 +134,8 @@ class RandomRounding(Mode):
             return func(*args, **kwargs)
         if name == "cumsum":
             return self._cumsum(*args, **kwargs)
+        if name == "logcumsumexp":
+            return self._logcumsumexp(func, *args)
         if name in ("sum", "mean"):
             return self._sum(func, name == "mean", args, kwargs)
         if name in _PRODUCTS:
@@ -220,11 +222,14 @@ class RandomRounding(Mode):
         size = partial * self._unit * (count**0.5)
         if products:
             size = size.clamp(min=self._least * count**0.5)
-        if serial is not None:
-            size = torch.maximum(size, (serial - total).abs() / 4)
+        off = torch.zeros_like(size) if serial is None else (serial - total).abs()
+        whole = (off > size) & torch.isfinite(off) & (self._seed % 16 == 0)
+        size = torch.maximum(size, off / 4)
         # A total of exactly 0 may be one of terms that cancel: another order may leave something.
         rest = self._signs(total) * size
-        return torch.where((total == 0) & (root > 0), rest, self._moved(total, size))
+        moved = torch.where((total == 0) & (root > 0), rest, self._moved(total, size))
+        # Now and then all of it: a part will not do where the formula goes on to square it.
+        return moved if serial is None else torch.where(whole, serial, moved)
 
     def _sum(self, func: Any, mean: bool, args: tuple[Any, ...], kwargs: Any) -> Any:
         total, x = func(*args, **kwargs), args[0]
@@ -258,15 +263,20 @@ class RandomRounding(Mode):
         total = short_cumsum(x, dim)
         if not _is_wide(total) or not x.dim():
             return total
-        shape = [1] * x.dim()
-        shape[dim] = x.shape[dim]
-        count = torch.arange(x.shape[dim], dtype=torch.float64, device=x.device).view(shape)
-        serial = None
+        count, serial = _places(x, dim), None
         if x.device.type == "cpu":
             added = np.add.accumulate(self._narrow(x.detach()).numpy(), axis=dim)
             serial = torch.from_numpy(added).to(x.dtype)
         root = root_of_squares(lambda x: short_cumsum(x, dim), x)
         return self._summed(total, root, count, serial)
+
+    def _logcumsumexp(self, func: Any, x: Tensor, dim: int) -> Tensor:
+        """Logarithms that are rounded at every step, each by as much as the largest so far."""
+        result: Tensor = func(self._rounded(x), dim)
+        if not result.dim() or not result.numel():
+            return result
+        largest = result.abs().cummax(dim).values
+        return self._moved(result, largest * self._unit * (_places(x, dim) + 1).sqrt())
 
     def _product(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Tensor:
         """Sums of products; their number follows from the second operand."""
@@ -335,6 +345,13 @@ class RandomRounding(Mode):
         # On a CPU torch adds these one by one.
         serial = of(self._narrow).to(total.dtype) if total.device.type == "cpu" else None
         return self._summed(total, root, count, serial)
+
+
+def _places(x: Tensor, dim: int) -> Tensor:
+    """0, 1, 2 and so on along a dim."""
+    shape = [1] * x.dim()
+    shape[dim] = x.shape[dim]
+    return torch.arange(x.shape[dim], dtype=torch.float64, device=x.device).view(shape)
 
 
 def _most_terms(func: Any, args: tuple[Any, ...], kwargs: Any) -> int:
