@@ -95,7 +95,7 @@ def test_an_element_that_cancels_is_measured_by_what_is_usual():
 
 @pytest.mark.parametrize(
     ("error", "words"),
-    [(0.288, "0.29"), (4.13, "4.1"), (41.2, "41"), (99.7, "100"), (1140, "1140")],
+    [(0.288, "0.29"), (4.13, "4.1"), (41.2, "41"), (99.7, "100"), (1140, "1,140")],
 )
 def test_ulps_are_readable(error, words):
     assert compare.in_ulps(error) == words

@@ -89,8 +89,8 @@ class Errors:
 
 
 def in_ulps(error: float) -> str:
-    """An error to be read: 0.29, 4.1, 430."""
-    return f"{error:.2g}" if error < 99.5 else f"{error:.0f}"
+    """An error to be read: 0.29, 4.1, 430, 1,140."""
+    return f"{error:.2g}" if error < 99.5 else f"{error:,.0f}"
 
 
 def _demand(condition: bool, text: str) -> None:
