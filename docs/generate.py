@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pages import agreement, benchmarks, cpu, gallery, op_page, scores
+from pages import agreement, benchmarks, cpu, gallery, mutants, op_page, scores
 from pages.data import ROOT, load
 
 # Everything in these is generated: what is no longer made is removed.
@@ -24,6 +24,7 @@ def pages() -> dict[str, str]:
     pictures = gallery.pictures(data)
     return {
         "docs/scores.md": scores.page(),
+        "docs/mutants.md": mutants.page(),
         "docs/agreement.md": agreement.page(data),
         "docs/benchmarks.md": benchmarks.page(data, pictures),
         "docs/cpu.md": cpu.page(),

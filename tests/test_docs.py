@@ -151,3 +151,14 @@ def test_the_readme_quotes_the_scores() -> None:
     assert summary[1] in readme
     assert sentence[0] in readme
     assert "✗" not in summary[1]
+
+
+def test_the_readme_quotes_the_share_of_mutants() -> None:
+    page = (ROOT / "docs" / "mutants.md").read_text()
+    readme = (ROOT / "README.md").read_text()
+    sentence = re.search(r"Of \d+ generated faults .*? together \d+%\.", page)
+    counts = re.search(r"(\d+) of (\d+) mutants", page)
+    assert sentence
+    assert counts
+    assert sentence[0] in readme
+    assert f"Of {counts[2]} mutants {counts[1]} have run so far." in readme

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of mutants: how many generated faults the check notices.
+
+From tests/mutation/results.json, which tests/mutation/run.py writes, and explained.json beside it,
+where somebody has looked at what survived.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[2] / "tests" / "mutation"
+PLACES = {"cpu": "CPU", "sim": "simulator"}
+TOP = """\
+# Mutants
+
+How good is the check itself? `tests/mutation/run.py` makes small faults in the kernels of built-
+in ops and in the headers they compile: a bound off by one, an operator, a constant or an index
+exchanged, a term, a statement or a barrier left out, an accumulator of another type. They are
+generated, and drawn evenly over ops, places and kinds. A mutant that does not compile, or
+compiles to the original's machine code, is no fault and is left out. The others go through the
+quick check, those that survive it (where the table says so) through the full one, and all of them
+through `torch.library.opcheck` and `gradcheck` over the record's cases.
+
+"""
+
+
+def _load() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    data = json.loads((FOLDER / "results.json").read_text())
+    explained = json.loads((FOLDER / "explained.json").read_text())
+    why = {(e["name"], e["new"]): e for e in explained}
+    for m in data["mutants"]:
+        known = why.get((m["name"], m["new"]))
+        m["why"] = known["why"] if known else "not looked into"
+        m["harmless"] = bool(known and known["harmless"])
+    return data["facts"], data["mutants"]
+
+
+def judged(mutants: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those that are faults: they compile to other code, and what they change is a result."""
+    ran = [m for m in mutants if m["quick"] in ("killed", "survived")]
+    return [m for m in ran if not (m["quick"] == "survived" and m["harmless"])]
+
+
+def _share(count: int, of: int) -> str:
+    return f"{count} of {of} ({count / of:.0%})" if of else "–"
+
+
+def _killed(mutants: list[dict[str, Any]], by: str) -> int:
+    if by == "full":
+        return sum("killed" in (m["quick"], m.get("full")) for m in mutants)
+    return sum(m[by] == "killed" for m in mutants)
+
+
+def _row(name: str, mutants: list[dict[str, Any]]) -> str:
+    count, faults = Counter(m["quick"] for m in mutants), judged(mutants)
+    harmless = sum(m["quick"] == "survived" and m["harmless"] for m in mutants)
+    full = any("full" in m for m in faults)
+    cells = [
+        name,
+        str(len(mutants)),
+        str(count["stillborn"]),
+        str(count["equivalent"]),
+        str(harmless),
+        _share(_killed(faults, "quick"), len(faults)),
+        _share(_killed(faults, "full"), len(faults)) if full else "–",
+        _share(_killed(faults, "baseline"), len(faults)),
+    ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _table(groups: dict[str, list[dict[str, Any]]], first: str) -> str:
+    text = (
+        f"| {first} | mutants | do not compile | same machine code | change no result "
+        "| quick check | full check | opcheck + gradcheck |\n|---|--:|--:|--:|--:|--:|--:|--:|\n"
+    )
+    return text + "".join(_row(name, some) for name, some in groups.items())
+
+
+def _grouped(mutants: list[dict[str, Any]], key: str) -> dict[str, list[dict[str, Any]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for m in sorted(mutants, key=lambda m: m[key]):
+        groups.setdefault(m[key], []).append(m)
+    return groups
+
+
+def sentence() -> str:
+    """The share, for the README."""
+    _, mutants = _load()
+    faults = judged(mutants)
+    quick, other = _killed(faults, "quick"), _killed(faults, "baseline")
+    return (
+        f"Of {len(faults)} generated faults in its kernels, the quick check notices "
+        f"{quick / len(faults):.0%}, opcheck and gradcheck together {other / len(faults):.0%}."
+    )
+
+
+def page() -> str:
+    """Shares, rows, survivors."""
+    facts, mutants = _load()
+    places = {PLACES[p]: some for p, some in _grouped(mutants, "place").items()}
+    rows = Counter(m["row"].partition(":")[0] for m in mutants if m["quick"] == "killed")
+    survivors = [m for m in mutants if m["quick"] == "survived" and m.get("full") != "killed"]
+    listed = "".join(
+        f"- {'No change of a result' if m['harmless'] else 'A fault'}: {m['op']} "
+        f"({PLACES[m['place']]}), {m['file']}:{m['line']}, {m['kind']}: {m['why']}\n"
+        f"  - `{m['old'].strip()}`\n  - `{m['new'].strip()}`\n"
+        for m in sorted(survivors, key=lambda m: (m["harmless"], m["name"]))
+    )
+    return (
+        f"{TOP}Made by `python docs/generate.py`. {len(mutants)} of {facts['count']} mutants of "
+        f"seed {facts['seed']} have run: torch {facts['torch']}, {facts['time']} UTC, sources "
+        f"{facts['sources']}.\n\n"
+        + _table({**places, "all": mutants}, "place")
+        + f"\n{sentence()}\n"
+        + "\n## By kind\n\n"
+        + _table(_grouped(mutants, "kind"), "kind")
+        + "\n## Rows that notice\n\n"
+        + "The first row that fails; the rest is not run.\n\n"
+        + "".join(f"- {row}: {count}\n" for row, count in rows.most_common())
+        + "\n## What survives\n\n"
+        + (listed or "Nothing.\n")
+    )
