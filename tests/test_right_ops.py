@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import ast
+import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -48,3 +50,17 @@ def test_no_row_fails_anywhere(name, seed):
 def test_the_script_knows_every_row_it_names():
     assert not {*seeds.EVERY, *seeds.TENTH} - {r.name for r in rows.all_rows()}
     assert not set(seeds.EVERY) & set(seeds.TENTH)
+
+
+def test_the_script_counts_what_fails_and_goes_on_where_it_ended(tmp_path):
+    out = tmp_path / "results.json"
+    wrong = str(Path(__file__).parent / "wrong_ops" / "crashes_when_empty")
+    command = [sys.executable, str(FOLDER / "seeds.py"), "--ops", wrong, "--on", "cpu"]
+    command += ["--rows", "empty", "own-cases", "--out", str(out)]
+    for seed in range(2):
+        assert subprocess.run([*command, "--seeds", str(seed + 1)], timeout=100).returncode == 1
+        entry = json.loads(out.read_text())["ops"][wrong]
+        assert [f["seed"] for f in entry["failures"]] == list(range(seed + 1))
+        assert "SIGSEGV" in entry["failures"][-1]["text"]
+        assert entry["rows"] == {"empty": {"cpu": seed + 1}, "own-cases": {"cpu": seed + 1}}
+        assert entry["seeds"] == seed + 1

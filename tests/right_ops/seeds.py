@@ -6,7 +6,7 @@
 
 Each op has a process of its own. In it the rows whose outcome depends on the values run for every
 seed, those that compare the same values in other layouts for every tenth, and all others once; of
-built-in ops these are left to the check's own tests. Results are written after every seed, and a
+built-in ops these are left to the check's own tests. Results are written after every row, and a
 second run goes on where the first one ended (--fresh begins again). With --minutes the time left is
 shared among the ops left.
 """
@@ -98,7 +98,8 @@ def run_seeds(job: dict[str, Any], out: IO[str]) -> None:
         steps = [step for step in job["rows"] if not seed or (step != "0" and not seed % int(step))]
         for row in rows.find([row for step in steps for row in job["rows"][step]]):
             for place in job["places"]:
-                if rows.applies_at(row, place):
+                done = seed == job["from"] and [row.name, place] in job["done"]
+                if rows.applies_at(row, place) and not done:
                     say(begins=[seed, row.name, place])
                     result = worker.run(row, rows.Trial(op, Place(place), seed))
                     say(ends=result.outcome, text=result.text, script=result.script)
@@ -140,44 +141,45 @@ def messages(job: dict[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
 
 
 def run_op(entry: dict[str, Any], job: dict[str, Any], deadline: float, save: Any) -> None:
-    """The seeds of an op that are left; where its process ends in one, the next has a new one."""
+    """What is left of an op's seeds; where its process ends in a row, a new one begins after it."""
     commit = provenance()["commit"]
     if commit not in entry["commits"]:
         entry["commits"].append(commit)
     while entry["seeds"] < job["to"] and time.monotonic() < deadline:
         begun, at = time.monotonic(), None
-        pending: list[dict[str, Any]] = []  # of the seed that is not done yet
-        for message in messages({**job, "from": entry["seeds"]}, deadline):
+        left = {**job, "from": entry["seeds"], "done": entry["done"]}
+        for message in messages(left, deadline):
             if "begins" in message:
                 at = message["begins"]
                 continue
             if "gone" in message:
-                pending.append({"at": at, "ends": FAILED, "text": message["gone"], "script": ""})
-            elif "ends" in message:
-                pending.append({"at": at, **message})
-                continue
-            keep(entry, pending, time.monotonic() - begun)
-            begun, pending = time.monotonic(), []
+                message = {"ends": FAILED, "text": message["gone"], "script": ""}
+                at = at or [entry["seeds"], "start", ""]
+            if "ends" in message:
+                keep(entry, at, message)
+            if "seed" in message or at[1] == "start":  # the latter: the seed is given up
+                entry["seeds"], entry["done"] = entry["seeds"] + 1, []
+            entry["seconds"] = round(entry["seconds"] + time.monotonic() - begun, 1)
+            begun = time.monotonic()
             save()
-            show(entry, job)
+            if "seed" in message:
+                show(entry, job)
 
 
-def keep(entry: dict[str, Any], done: list[dict[str, Any]], seconds: float) -> None:
-    """Take a seed's results in."""
-    for one in done:
-        seed, row, place = one["at"] or (entry["seeds"], "start", "")
-        if one["ends"] not in (PASSED, FAILED):
-            kind = "not_applicable" if one["ends"] == NOT_APPLICABLE else "not_run"
-            entry[kind][f"{row} {place}"] = one["text"]
-            continue
-        count = entry["rows"].setdefault(row, {})
-        count[place] = count.get(place, 0) + 1
-        entry["runs"] += 1
-        if one["ends"] == FAILED:
-            failure = {"seed": seed, "row": row, "place": place}
-            entry["failures"].append({**failure, "text": one["text"], "script": one["script"]})
-    entry["seeds"] += 1
-    entry["seconds"] = round(entry["seconds"] + seconds, 1)
+def keep(entry: dict[str, Any], at: list[Any], result: dict[str, Any]) -> None:
+    """Take a row's result in."""
+    seed, row, place = at
+    entry["done"].append([row, place])
+    if result["ends"] not in (PASSED, FAILED):
+        kind = "not_applicable" if result["ends"] == NOT_APPLICABLE else "not_run"
+        entry[kind][f"{row} {place}"] = result["text"]
+        return
+    count = entry["rows"].setdefault(row, {})
+    count[place] = count.get(place, 0) + 1
+    entry["runs"] += 1
+    if result["ends"] == FAILED:
+        failure = {"seed": seed, "row": row, "place": place}
+        entry["failures"].append({**failure, "text": result["text"], "script": result["script"]})
 
 
 def show(entry: dict[str, Any], job: dict[str, Any]) -> None:
@@ -240,7 +242,8 @@ def main() -> int:
             "to": options.seeds,
         }
         new = {"commits": [], "seeds": 0, "seconds": 0.0, "runs": 0, "rows": {}, "failures": []}
-        new |= {"not_applicable": {}, "not_run": {}, "asked": [job["places"], options.rows]}
+        new |= {"done": [], "not_applicable": {}, "not_run": {}}  # done: of the seed under way
+        new |= {"asked": [job["places"], options.rows]}
         entry = report["ops"].get(name, new)
         if entry["asked"] != new["asked"]:  # other rows or places: nothing to go on with
             entry = new
