@@ -94,6 +94,7 @@ def run_seeds(job: dict[str, Any], out: IO[str]) -> None:
         out.flush()
 
     for seed in range(job["from"], job["to"]):
+        cpu = time.process_time()
         worker.examine(op, seed)
         steps = [step for step in job["rows"] if not seed or (step != "0" and not seed % int(step))]
         for row in rows.find([row for step in steps for row in job["rows"][step]]):
@@ -103,7 +104,7 @@ def run_seeds(job: dict[str, Any], out: IO[str]) -> None:
                     say(begins=[seed, row.name, place])
                     result = worker.run(row, rows.Trial(op, Place(place), seed))
                     say(ends=result.outcome, text=result.text, script=result.script)
-        say(seed=seed)
+        say(seed=seed, cpu_seconds=time.process_time() - cpu)
 
 
 # --- around it ------------------------------------------------------------------------------------
@@ -159,6 +160,7 @@ def run_op(entry: dict[str, Any], job: dict[str, Any], deadline: float, save: An
                 keep(entry, at, message)
             if "seed" in message or at[1] == "start":  # the latter: the seed is given up
                 entry["seeds"], entry["done"] = entry["seeds"] + 1, []
+                entry["cpu_seconds"] += round(message.get("cpu_seconds", 0.0), 2)
             entry["seconds"] = round(entry["seconds"] + time.monotonic() - begun, 1)
             begun = time.monotonic()
             save()
@@ -183,9 +185,9 @@ def keep(entry: dict[str, Any], at: list[Any], result: dict[str, Any]) -> None:
 
 
 def show(entry: dict[str, Any], job: dict[str, Any]) -> None:
-    each = entry["seconds"] / entry["seeds"]
-    text = f"{job['op']}: {entry['seeds']} of {job['to']} seeds, {each:.1f} s each, "
-    text += f"{entry['runs']} rows, {len(entry['failures'])} failed"
+    each, cpu = (entry[k] / entry["seeds"] for k in ("seconds", "cpu_seconds"))
+    text = f"{job['op']}: {entry['seeds']} of {job['to']} seeds, {each:.1f} s each ({cpu:.1f} of a "
+    text += f"processor), {entry['runs']} rows, {len(entry['failures'])} failed"
     print(text, file=sys.stderr, flush=True)
 
 
@@ -242,9 +244,10 @@ def main() -> int:
             "to": options.seeds,
         }
         new = {"commits": [], "seeds": 0, "seconds": 0.0, "runs": 0, "rows": {}, "failures": []}
+        new |= {"cpu_seconds": 0.0}
         new |= {"done": [], "not_applicable": {}, "not_run": {}}  # done: of the seed under way
         new |= {"asked": [job["places"], options.rows]}
-        entry = report["ops"].get(name, new)
+        entry = {**new, **report["ops"].get(name, {})}
         if entry["asked"] != new["asked"]:  # other rows or places: nothing to go on with
             entry = new
         report["ops"][name] = entry
