@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pages import agreement, benchmarks, cpu, gallery, mutants, op_page, scores
+from pages import agreement, benchmarks, cpu, gallery, mutants, op_page, scores, sensitivity
 from pages.data import ROOT, load
 
 # Everything in these is generated: what is no longer made is removed.
@@ -25,6 +25,7 @@ def pages() -> dict[str, str]:
     return {
         "docs/scores.md": scores.page(),
         "docs/mutants.md": mutants.page(),
+        "docs/sensitivity.md": sensitivity.page(),
         "docs/agreement.md": agreement.page(data),
         "docs/benchmarks.md": benchmarks.page(data, pictures),
         "docs/cpu.md": cpu.page(),
