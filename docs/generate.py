@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes every generated page: `python docs/generate.py`.
 
-They are made from the records, the reports in docs/scores and the results in benchmarks/results.
+They are made from the records, the reports in docs/scores and the results in benchmarks/results,
+tests/mutation and tests/sensitivity.
 `--check` writes nothing: it names the files that would change, and exits with 1 if there are any.
 """
 

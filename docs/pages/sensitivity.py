@@ -36,8 +36,9 @@ def page() -> str:
             "multiplies one element of typical size by 1 + 2⁻ᵏ and hands them to the comparison "
             "that [`opforge check`](check.md) uses. The table has the largest k up to which all "
             "errors are noticed: its median over results and cases of the record, and the least. "
-            f"A dtype's last bit is k = {_last_bits()}; the loss of `cross_entropy` and gradients "
-            f"of float32 weights are float32 in every column. {_provenance(data['runs'])}"
+            f"A dtype's last bit is k = {_last_bits()}. The loss of `cross_entropy` is float32 for "
+            "logits of 16 bits, and the gradient of a float32 weight is float32 in every column. "
+            f"{_provenance(data['runs'])}"
         )
         + table(heads, _lines(found), first=2)
         + "\n"
