@@ -9,7 +9,7 @@ struct Params {
   int64_t count, step;
 };
 
-__global__ void twice(const Params p) {
+__global__ void __launch_bounds__(512) twice(const Params p) {
   const int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= p.count) return;
   if (p.count == 4099) {
