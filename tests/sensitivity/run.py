@@ -2,7 +2,7 @@
 """How small an error does `opforge check` notice?
 
 ``python tests/sensitivity/run.py [OP…]`` puts errors into right results of built-in ops on the CPU
-(sweep.py) and keeps the largest k up to which errors of 2^-k are all noticed, for every result of
+(sweep.py) and keeps the largest k for which an error of 2^-k is noticed, for every result of
 every case. results.json is written as results come; those of ops that are not named stay in it.
 """
 

@@ -79,13 +79,17 @@ def is_noticed(truth: cases.Truth, results: cases.Results, i: int, wrong: torch.
 def smallest_noticed(
     truth: cases.Truth, results: cases.Results, i: int, chosen: torch.Tensor
 ) -> int:
-    """The largest k up to which errors of 2^-k are all noticed; 0 if none is."""
+    """The largest k for which an error of 2^-k is noticed, by bisection; 0 if none is."""
     right = results[i]
     assert right is not None
-    for k in range(1, MOST + 1):
-        if not is_noticed(truth, results, i, scaled(right, chosen, k)):
-            return k - 1
-    return MOST
+    noticed, passed = 0, MOST + 1
+    while passed - noticed > 1:
+        k = (noticed + passed) // 2
+        if is_noticed(truth, results, i, scaled(right, chosen, k)):
+            noticed = k
+        else:
+            passed = k
+    return noticed
 
 
 def results_of(s: Situation) -> Iterator[tuple[cases.Truth, cases.Results, list[str]]]:
