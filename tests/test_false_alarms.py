@@ -177,7 +177,7 @@ def test_products_may_be_added_one_by_one(tmp_path, n, matrix):
     op = load_record(
         tmp_path,
         """
-        op = Op(schema="product_of_two(Tensor a, Tensor b) -> Tensor y", reference=lambda a, b: a @ b)
+        op = Op(schema="products(Tensor a, Tensor b) -> Tensor y", reference=lambda a, b: a @ b)
         """,
     )
     values = torch.rand(20, generator=torch.Generator().manual_seed(0))
