@@ -34,8 +34,8 @@ def page() -> str:
         + prose(
             "`tests/sensitivity/run.py` takes right results of the built-in ops on the CPU, "
             "multiplies one element of typical size by 1 + 2⁻ᵏ and hands them to the comparison "
-            "that [`opforge check`](check.md) uses. The table has the largest k up to which all "
-            "errors are noticed: its median over results and cases of the record, and the least. "
+            "that [`opforge check`](check.md) uses. The table has the largest k for which that "
+            "is noticed: its median over results and cases of the record, and the least. "
             f"A dtype's last bit is k = {_last_bits()}. The loss of `cross_entropy` is float32 for "
             "logits of 16 bits, and the gradient of a float32 weight is float32 in every column. "
             f"{_provenance(data['runs'])}"
