@@ -175,7 +175,7 @@ class Watchdog {
   bool running_ = false;
 };
 
-Stack this_threads_stack() {
+Stack find_this_threads_stack() {
   pthread_attr_t attributes;
   void* low = nullptr;
   size_t size = 0;
@@ -183,6 +183,13 @@ Stack this_threads_stack() {
   pthread_attr_getstack(&attributes, &low, &size);
   pthread_attr_destroy(&attributes);
   return {static_cast<char*>(low), static_cast<char*>(low) + size};
+}
+
+// Found once for each host thread: for the first one libc reads the list of all mappings, which has
+// a few for each stack of a simulated thread and then takes 20 ms.
+const Stack& this_threads_stack() {
+  thread_local const Stack stack = find_this_threads_stack();
+  return stack;
 }
 
 size_t stacks_needed(const Launch& l) {
