@@ -35,11 +35,13 @@ class _Waiting:
         for task in tasks:
             self._left[task.op].append(task)
 
-    def take(self, op: Op | None) -> Task | None:
-        """The next task for a lane whose process has ``op`` loaded, or None if none is left.
+    def take(self, last: Task | None) -> Task | None:
+        """The next task for a lane that has done ``last``, or None if none is left.
 
-        Another op takes a new process: that is the one with the most tasks for each of its lanes.
+        The same row at another place comes first: its process knows what is right there. Another
+        op takes a new process: that is the one with the most tasks for each of its lanes.
         """
+        op = last.op if last else None
         with self._lock:
             if op is None or not self._left[op]:
                 if op is not None:
@@ -49,7 +51,10 @@ class _Waiting:
                     return None
                 op = max(found, key=lambda o: len(self._left[o]) / (self._lanes[o] + 1))
                 self._lanes[op] += 1
-            return self._left[op].popleft()
+            left = self._left[op]
+            task = next((t for t in left if last is not None and t.row == last.row), left[0])
+            left.remove(task)
+            return task
 
     def clear(self) -> None:
         """Leave what nobody has begun with."""
@@ -101,14 +106,13 @@ def run(groups: list[tuple[list[Task], int]], options: Options, keep: Keep) -> N
 
 def _follow(worker: Worker, waiting: _Waiting, stopped: list[_Waiting], done: _Done) -> None:
     """Run what waits; after a failure, what is to be stopped then waits no more."""
-    op = None
+    task = None
     try:
-        while (task := waiting.take(op)) is not None:
-            op = task.op
+        while (task := waiting.take(task)) is not None:
             if task.report.impossible:
                 continue
             try:
-                result = worker.run(op, task.row, task.place)
+                result = worker.run(task.op, task.row, task.place)
             except Impossible as error:
                 if worker.killed:  # by us: that says nothing about the op
                     return

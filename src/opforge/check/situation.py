@@ -20,7 +20,7 @@ from opforge.check.place import Place
 from opforge.op import Make, Op, as_tuple
 
 _MOST = 1 << 26  # elements of a tensor that is made on the CPU
-_LARGE = 1 << 20  # elements of a case that takes seconds to compare
+_LARGE = 1 << 19  # elements of a case that takes seconds to compare
 
 
 class TooLarge(ValueError):
