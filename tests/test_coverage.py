@@ -114,6 +114,28 @@ def test_a_crash_names_the_case_that_led_to_it(tmp_path):
     assert re.search(r"its last words: .*x float\d\d \(\d+, 96\)", result.text), result.text
 
 
+@pytest.mark.slow
+def test_an_index_beyond_an_array_is_a_fault_though_memory_is_there(tmp_path):
+    beyond = (
+        "  const T some[] = {T(scale), T(1), T(scale)};\n  const T factor = some[cols % 2 * 3];\n"
+    )
+    folder = with_cases(copy(CPU, tmp_path, (BEFORE, beyond)))
+    with pytest.raises(testing.CheckFailed) as failure:
+        testing.check(folder, on=["cpu"], only=["coverage"])
+    (result,) = failure.value.report.ops[0].results
+    assert "ended by SIGILL (an index beyond an array, in a check build)" in result.text
+
+
+@pytest.mark.slow
+@pytest.mark.sim
+def test_races_are_looked_for_in_found_cases_too(tmp_path):
+    own = "2 * p.x[i * p.step];  // in the kernel"
+    folder = copy(CUDA, tmp_path, (own, own.replace(";", " + 0 * p.y[i ^ 1];")))
+    text = rejected(folder, "sim", "sanitizer")
+    assert "of the op's output that nothing has written" in text or "race: thread" in text, text
+    assert "with x float32 (4099,)" in text, text
+
+
 DEAD = """\
   if (cols == -7) {
     multiply<T>(y, x, w, T(3));

@@ -26,6 +26,11 @@ def ending(code: int) -> str:
     """An exit code in words."""
     if code < 0:
         name = signal.Signals(-code).name
-        meaning = {"SIGSEGV": "a wild pointer", "SIGABRT": "an abort", "SIGFPE": "a division by 0"}
+        meaning = {
+            "SIGSEGV": "a wild pointer",
+            "SIGABRT": "an abort",
+            "SIGFPE": "a division by 0",
+            "SIGILL": "an index beyond an array, in a check build",
+        }
         return f"ended by {name}" + (f" ({meaning[name]})" if name in meaning else "")
     return f"exit status {code}"

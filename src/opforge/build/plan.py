@@ -41,10 +41,13 @@ SIM_DIR = Path(__file__).parent.parent / "sim"
 SIM_INCLUDE_DIR = SIM_DIR / "include"
 COVERAGE_DIR = Path(__file__).parent.parent / "coverage"
 # Calls at the start of every block and before every comparison, and blocks as the source has them:
-# -Og merges and moves few. In DWARF 5, addr2line takes some lines of headers for the source's own.
+# -Og merges and moves few. An index beyond the end of an array is a trap. In DWARF 5, addr2line
+# takes some lines of headers for the source's own.
 OP_SOURCES, OPFORGE_SOURCES = "/op", "/opforge"  # what their debug information calls the folders
 _COVERAGE_FLAGS = (
     "-fsanitize-coverage=trace-pc,trace-cmp",
+    "-fsanitize=bounds",
+    "-fsanitize-undefined-trap-on-error",
     "-Og",
     "-gdwarf-4",
     "-g1",

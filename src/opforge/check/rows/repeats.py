@@ -13,7 +13,11 @@ import torch
 
 from opforge.check import compare, sanitizer
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
+from opforge.check.search import recipe
 from opforge.check.situation import Situation, where
+from opforge.errors import RecordError, ToolchainError
+
+_RACED = 1 << 18  # elements of a case that a quick check looks at for races
 
 
 @row(
@@ -82,6 +86,17 @@ def _repeat(t: Trial, s: Situation, gradient: bool, count: int) -> None:
             compare.check_same_bits(a, b, f"run {number + 2} gives other bits than the first")
 
 
+def _race_found(t: Trial) -> None:
+    """The cases that a search found: what takes several launches, say, takes a large one."""
+    with contextlib.suppress(ToolchainError):
+        for found in t.recipes():
+            with contextlib.suppress(RecordError):  # a case that the record has no more
+                s = found.situation(t.op, t.place, t.seed)
+                if s.makes_sense() and (t.full or s.elements <= _RACED):
+                    s.place = replace(s.place, mode="race")
+                    recipe.exercise(t.trying(s), found)
+
+
 @row(
     43,
     "sanitizer",
@@ -101,6 +116,7 @@ def sanitizer_row(t: Trial) -> None:
     for s in t.own():
         s.place = replace(t.place, mode="race")
         s.both()
+    _race_found(t)
     t.note = "races, unwritten and misaligned memory"
     if t.full:
         command = [sys.executable, "-m", "opforge", "sim", where(t.op), "--asan"]
