@@ -11,11 +11,14 @@ import pytest
 import torch
 from helpers import load_record
 
-from opforge.check import compare
+from opforge import discover
+from opforge.check import compare, worker
 from opforge.check.cases import check_backward, check_forward
+from opforge.check.narrow_rounding import NarrowRounding
 from opforge.check.place import Place
+from opforge.check.results import FAILED, PASSED
 from opforge.check.rounding import RandomRounding
-from opforge.check.row import Trial
+from opforge.check.row import Trial, find
 from opforge.check.truth import cast
 
 
@@ -238,3 +241,43 @@ def test_logarithms_of_running_sums_are_rounded_at_every_step(tmp_path, shift):
     check_forward(op, (x,), run=lambda x: serial)
     with pytest.raises(compare.Mismatch):
         check_forward(op, (x,), run=lambda x: serial * (1 + 2**-14))
+
+
+@pytest.mark.parametrize("seed", [0, 3, 6, 9, 11])
+def test_second_derivatives_may_have_the_roundings_of_the_backwards_formula(seed):
+    """It is what the op differentiates; autograd of the forward rounds to bfloat16 elsewhere."""
+    (row,) = find(["double-backward"])
+    result = worker.run(row, Trial(discover.find("rope"), Place("cpu"), seed))
+    assert result.outcome == PASSED, result.text
+
+
+@pytest.mark.parametrize(("off", "outcome"), [(0.0, PASSED), (0.02, FAILED)])
+def test_but_a_wrong_formula_of_the_backward_has_none(tmp_path, off, outcome):
+    op = load_record(
+        tmp_path,
+        f"""
+        op = Op(
+            schema="cubed(Tensor x) -> Tensor y",
+            reference=lambda x: x * x * x,
+            backward=lambda grad_y, x: grad_y * x * (3 * x + {off}),
+            cases=lambda make: [(make(40, 9),)],
+        )
+        """,
+    )
+    (row,) = find(["double-backward"])
+    result = worker.run(row, Trial(op, Place("cpu")))
+    assert result.outcome == outcome, result.text
+    assert outcome == PASSED or "second derivative by x of cubed: error" in result.text
+
+
+def test_equal_values_are_rounded_alike():
+    """So a row that is repeated 256 times errs by as much as one, not by a sixteenth."""
+    x = torch.randn(8, dtype=torch.bfloat16).expand(256, 8)
+    with NarrowRounding(seed=1):
+        rounded = x * x
+    with NarrowRounding(seed=2):
+        others = x * x
+    assert all(torch.equal(rounded[0], row) for row in rounded)
+    assert not torch.equal(rounded, others)
+    off = (rounded[0].double() - x[0].double() ** 2) / x[0].double() ** 2
+    assert 2**-12 < float(off.abs().max()) <= 2**-7

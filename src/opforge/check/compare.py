@@ -3,7 +3,7 @@
 
 A result may err by half an ulp of its dtype, the rounding of the output, and by eight times the
 spread of what rounding does to the formula at that very element (rounding.py). In 16 bits, where
-the reference rounds on the way, four times the spread of these roundings may take its place.
+the reference rounds on the way, six times the spread of these roundings may take its place.
 Nothing else is allowed for: no element's error is measured by another one's, and none by what
 PyTorch happens to err.
 
@@ -13,6 +13,7 @@ round, either is right.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -25,11 +26,12 @@ from opforge.check import pattern
 # Elements looked at together: what caches hold; and a result may fill half of the memory.
 _CHUNK = {"cpu": 1 << 17, "cuda": 1 << 26}
 _HALF = 0.5 * (1 + 2**-20)  # of an ulp; the truth itself is rounded to float64
-# How many times the spread, and how many times that of the reference's own 16-bit roundings.
-_TIMES, _NARROW_TIMES = 8, 4
+# How many times the spread, and how many times that of the reference's own 16-bit roundings
+# (narrow): so many that none of a million elements is beyond by chance.
+_RULES = ((8, False), (6, True))
 # Of how many runs a spread is taken: of few it may be small by luck, so that more are made where
 # these did not suffice.
-_SAMPLES = (4, 16, 64)
+_SAMPLES = (2, 8, 64)
 _USUAL = 1 << 16  # elements that are enough to tell what spread is usual in a tensor
 
 
@@ -188,22 +190,21 @@ def _demand_within(
     error = (ours - right).abs()
     rounding = ulp(right, got.dtype) * _HALF
     allowed, bad = rounding, wrong.new_ones(found.shape)
-    for times, narrow in ((_TIMES, False), (_NARROW_TIMES, True)):
-        for samples in _SAMPLES:
-            width = spread(samples, narrow)
-            if width is None:
-                break
-            width = width.to(truth.device)
-            width = width if narrow else _steady(width, truth)
-            off = rounding + times * width.reshape(-1)[found]
-            allowed = torch.maximum(allowed, off) if narrow else off
-            bad = ~(error <= allowed)
-            if narrow:  # equal numbers are rounded alike: what PyTorch makes of them is right, too
-                theirs = torchs.reshape(-1)[found].double()
-                low, high = torch.minimum(right, theirs), torch.maximum(right, theirs)
-                bad &= ~((ours >= low - rounding) & (ours <= high + rounding))
-            if not bool(bad.any()):
-                return
+    for samples, (times, narrow) in itertools.product(_SAMPLES, _RULES):
+        width = spread(samples, narrow)
+        if width is None:
+            continue
+        width = width.to(truth.device)
+        width = width if narrow else _steady(width, truth)
+        off = rounding + times * width.reshape(-1)[found]
+        allowed = torch.maximum(allowed, off) if narrow else off
+        bad = ~(error <= allowed)
+        if narrow:  # equal numbers are rounded alike: what PyTorch makes of them is right, too
+            theirs = torchs.reshape(-1)[found].double()
+            low, high = torch.minimum(right, theirs), torch.maximum(right, theirs)
+            bad &= ~((ours >= low - rounding) & (ours <= high + rounding))
+        if not bool(bad.any()):
+            return
     most = int((error / allowed).masked_fill(~bad, -1).argmax())
     still = torch.zeros_like(wrong).view(-1)
     still[found[bad]] = True

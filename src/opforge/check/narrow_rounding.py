@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from opforge.check.rounding import EXACT, Mode, name_of
+
+_ODD = -0x61C8864680B583EB  # 2^64 by the golden ratio: a factor that spreads bits
 
 
 class NarrowRounding(Mode):
@@ -20,7 +23,7 @@ class NarrowRounding(Mode):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self._generator = torch.Generator().manual_seed(seed)
+        self._random = random.Random(seed)
         # By address: what was rounded, kept so that no other takes its place, and what it was.
         self._exact: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -64,11 +67,20 @@ class NarrowRounding(Mode):
         return type(real)(results) if several else results[0]
 
     def _rounded(self, exact: Tensor, dtype: torch.dtype) -> Tensor:
-        noise = torch.rand(exact.shape, generator=self._generator, dtype=torch.float64) - 0.5
         info = torch.finfo(dtype)
         _, exponent = torch.frexp(exact.abs().clamp(min=info.smallest_normal))
         spacing = torch.ldexp(torch.full_like(exact, info.eps / 2), exponent)
-        return (exact + noise.to(exact.device) * spacing).to(dtype)
+        return (exact + self._noise(exact) * spacing).to(dtype)
+
+    def _noise(self, exact: Tensor) -> Tensor:
+        """From -1/2 to 1/2 for each value; equal ones are rounded alike, and their errors add up.
+
+        A hash of the bits: of a row that is repeated all roundings are the same.
+        """
+        mixed = exact.double().view(torch.int64) ^ self._random.getrandbits(63)
+        for _ in range(2):
+            mixed = (mixed ^ (mixed >> 32)) * _ODD
+        return (mixed >> 11).double() * 2.0**-53
 
 
 def _is_inexact(value: Any) -> bool:

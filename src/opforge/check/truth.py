@@ -101,7 +101,8 @@ class Truth:
     ``saved`` gives the results of the backward's own formula, in float64, with what the forward
     has saved moved by roundings of a seed; None stands for no rounding. What a forward returns is
     rounded to its dtype, and a backward that starts from there errs by as much. ``picked`` gives
-    the results for some elements of a pointwise op's tensors alone.
+    the results for some elements of a pointwise op's tensors alone. ``also`` is another formula for
+    the results, whose roundings are as good.
     """
 
     def __init__(
@@ -112,12 +113,14 @@ class Truth:
         results: Callable[[Case], Results],
         saved: Callable[[int | None], Results] | None = None,
         picked: Callable[[Pick], Results] | None = None,
+        also: Callable[[Case], Results] | None = None,
     ) -> None:
         self._op, self._case, self._names = op, case, names
         self._results, self._saved, self._picked = results, saved, picked
         self._torchs = results(cast(case))
         with ShortSums():
             self._exact = results(cast(case, torch.float64))
+        self._also = also
         self._from_saved: Results = []
         self._wide, self._narrow = _Spreads(), _Spreads()
 
@@ -172,20 +175,30 @@ class Truth:
         while spreads.samples < samples:
             spreads.samples += 1
             seed = spreads.samples
-            if narrow:
-                with NarrowRounding(seed) as rounding:
-                    moved = self._results(cast(near))
-                spreads.add([rounding.unrounded(m) for m in moved], self._exact)
-                continue
             result = self._torchs[i]
             assert result is not None
-            with RandomRounding(self._compute, seed, result.dtype):
-                moved = self._results(cast(near, torch.float64))
-            spreads.add(moved, self._exact)
-            if self._saved is not None:
+            for formula, exact in self._formulas:
+                if narrow:
+                    with NarrowRounding(seed) as rounding:
+                        moved = formula(cast(near))
+                    spreads.add([rounding.unrounded(m) for m in moved], exact)
+                else:
+                    with RandomRounding(self._compute, seed, result.dtype):
+                        moved = formula(cast(near, torch.float64))
+                    spreads.add(moved, exact)
+            if self._saved is not None and not narrow:
                 self._from_saved = self._from_saved or self._saved(None)
                 spreads.add(self._saved(seed), self._from_saved)
         return spreads.of(i)
+
+    @functools.cached_property
+    def _formulas(self) -> list[tuple[Callable[[Case], Results], Results]]:
+        """The formulas whose roundings count, each with what it gives without any."""
+        found = [(self._results, self._exact)]
+        if self._also is not None:
+            with ShortSums():
+                found.append((self._also, self._also(cast(self._case, torch.float64))))
+        return found
 
     @functools.cached_property
     def _compute(self) -> torch.dtype:

@@ -216,17 +216,37 @@ def double_backward(t: Trial) -> None:
 
 
 def _second_order(t: Trial, s: Situation) -> None:
-    """The gradients of gradients against those of the reference in float64."""
+    """The gradients of gradients against those of the reference in float64.
+
+    The op differentiates its backward's formula, which may round in other places.
+    """
     assert t.op.reference is not None
     reference, case = t.op.reference, cases.as_leaves(s.case)
     wanted = cases.differentiated(t.op, case)
 
     def penalty(run: Any, values: cases.Case) -> cases.Results:
-        """The gradients of a weighted sum of the gradients."""
+        """The gradients of a weighted sum of the gradients, for which autograd asks ``run``."""
         outputs = [o for o, w in zip(as_tuple(run(*values)), wanted, strict=True) if w]
         grads = [drawn(o, t.seed, d).requires_grad_() for o, d in zip(outputs, dtypes, strict=True)]
         leaves = cases.differentiable(values)
         first = torch.autograd.grad(outputs, leaves, grads, create_graph=True, allow_unused=True)
+        return second(values, grads, first)
+
+    def by_formula(values: cases.Case) -> cases.Results:
+        """The same, for which the backward's formula is asked."""
+        returned = t.op.returned(*values)
+        outputs = [o for o, w in zip(returned, wanted, strict=False) if w]
+        grads = [drawn(o, t.seed, d).requires_grad_() for o, d in zip(outputs, dtypes, strict=True)]
+        given = iter(grads)
+        incoming = [next(given) if w else None for w in wanted]
+        incoming += [None] * (len(returned) - len(wanted))
+        first = t.op._gradient.by(t.op.gradient_formula, values, returned, incoming)
+        return second(values, grads, first)
+
+    def second(
+        values: cases.Case, grads: list[torch.Tensor], first: cases.Results
+    ) -> cases.Results:
+        leaves = cases.differentiable(values)
         pairs = [
             (g, drawn(g, t.seed + 1, leaf.dtype))
             for g, leaf in zip(first, cases.differentiable(case), strict=True)
@@ -250,4 +270,11 @@ def _second_order(t: Trial, s: Situation) -> None:
     names = [n for n, v in s.values.items() if is_float(v)]
     names += [f"grad_{r.name}" for r, w in zip(t.op.outputs, wanted, strict=True) if w]
     names = [f"second derivative by {n} of {t.op.name}" for n in names]
-    cases.Truth(t.op, case, names, lambda values: penalty(reference, values)).check(got)
+    truth = cases.Truth(
+        t.op,
+        case,
+        names,
+        lambda values: penalty(reference, values),
+        also=None if t.op.backward is None else by_formula,
+    )
+    truth.check(got)
