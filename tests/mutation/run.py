@@ -177,8 +177,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     given = parser.parse_args()
     results: list[dict[str, Any]] = []
+    torchs = {version("torch")}
     if given.json.exists():
-        results = json.loads(given.json.read_text())["mutants"]
+        before = json.loads(given.json.read_text())
+        results = before["mutants"]
+        torchs |= set(before["facts"]["torch"].split(", "))
     known = {(r["name"], r["new"]) for r in results}
     todo = [
         m
@@ -193,7 +196,7 @@ def main() -> None:
         "count": given.count,
         "seed": given.seed,
         "sources": digest,
-        "torch": version("torch"),
+        "torch": ", ".join(sorted(torchs)),
         "time": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
     }
     with tempfile.TemporaryDirectory() as folder:
