@@ -81,9 +81,21 @@ struct Slab {
     });
   }
 
-  // By each channel's distances from its first pixel.
+  // About the mean of each channel: that of four pixels. One alone may lie so far off that the
+  // squares of the distances cancel.
+  void find_pivots(const Images<const T>& x, int64_t pixel, int64_t end, A* pivot) const {
+    std::fill_n(pivot, width, A(0));
+    for (int64_t k = 0; k < 4; ++k) {
+      const T* const v = x.at(sample, first) + (pixel + k * (end - pixel) / 4) * x.pixel;
+      for (int64_t c = 0; c < width; ++c) pivot[c] += A(0.25) * widen(v[c]);
+    }
+  }
+
+  // By each channel's distances from its pivot.
   void add_moments(const Images<const T>& x, int64_t pixel, int64_t end, Moments* to) const {
-    const T *const from = x.at(sample, first), *const pivot = from + pixel * x.pixel;
+    const T* const from = x.at(sample, first);
+    A* const pivot = mean;  // there is none yet
+    find_pivots(x, pixel, end, pivot);
     add_up(pixel, end, [&](int64_t p, auto count, int64_t c, auto n, V& s, V& q) {
       const V base = load_lanes(pivot + c, n);
       const T* v = from + p * x.pixel + c;
@@ -98,11 +110,11 @@ struct Slab {
     const int64_t depth = norm.depth;
     const double pixels = double(end - pixel), channels = double(depth);
     for (int64_t begin = 0; begin < width; begin += depth, ++to) {
-      const double base = double(widen(pivot[begin]));
+      const double base = double(pivot[begin]);
       double offsets = 0, between = 0, within = 0;
       for (int64_t c = begin; c < begin + depth; ++c) {
         const double average = double(sum[c]) / pixels;
-        const double offset = double(widen(pivot[c])) - base + average;
+        const double offset = double(pivot[c]) - base + average;
         offsets += offset;
         between += offset * offset;
         within += double(inner[c]) - double(sum[c]) * average;
