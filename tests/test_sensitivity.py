@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from opforge.check.place import Place
 sys.path.insert(0, str(Path(__file__).parent / "sensitivity"))
 from sweep import is_noticed, part_of, results_of, scaled, smallest_noticed, typical
 
+SWEPT = Path(__file__).parent / "sensitivity" / "results.json"
 # Errors of 2^-k that are clearly beyond rounding: of a pointwise op, of one with a sum in it.
 POINTWISE = {torch.float32: 20, torch.float16: 9, torch.bfloat16: 6, torch.float64: 47}
 NORM = {torch.float32: 17, torch.float16: 8, torch.bfloat16: 5, torch.float64: 44}
@@ -84,6 +86,16 @@ def test_strides_of_a_result_add_no_rounding(dtype):
     for at in away[:20].tolist():
         one = part_of(c, at, "element")
         assert is_noticed(truth, results, 0, scaled(c, one, POINTWISE[dtype] + 1)), at
+
+
+def test_the_committed_sweep_has_every_op_and_none_is_blind():
+    """Sums of thousands of terms have the least."""
+    least = {"float32": 10, "float16": 5, "bfloat16": 3, "float64": 23}
+    found = json.loads(SWEPT.read_text())["found"]
+    names = discover.builtin_names()
+    assert {(f["op"], f["dtype"]) for f in found} == {(n, d) for n in names for d in least}
+    for f in found:
+        assert min(k for k in f["element"] if k is not None) >= least[f["dtype"]], f
 
 
 def norm_with_weight(dtype, weight):

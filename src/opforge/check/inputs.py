@@ -108,12 +108,13 @@ def more_dims(t: Tensor, count: int) -> Tensor:
     return t.detach().expand((2,) * count + t.shape).contiguous()
 
 
-def far_apart(t: Tensor) -> Tensor:
-    """The same values with 2^31 elements between the rows; memory in between is never touched."""
-    strides = [FAR if d == 0 else s for d, s in enumerate(t.detach().contiguous().stride())]
-    span = FAR * (t.shape[0] - 1) + t[0].numel()
+def far_apart(t: Tensor, dim: int = 0) -> Tensor:
+    """The same values with 2^31 elements from one to the next along a dim, most never touched."""
+    first = t.detach().movedim(dim, 0).contiguous()
+    strides = (FAR, *first.stride()[1:])
+    span = FAR * (first.shape[0] - 1) + first[0].numel()
     base = torch.empty(span, dtype=t.dtype, device=t.device)
-    return base.as_strided(t.shape, strides).copy_(t.detach())
+    return base.as_strided(first.shape, strides).copy_(first).movedim(0, dim)
 
 
 def against_page(t: Tensor, side: guard.Side, name: str, writable: bool = False) -> Tensor:

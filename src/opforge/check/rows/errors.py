@@ -143,16 +143,22 @@ def mixed_devices(t: Trial) -> None:
 )
 def label_out_of_range(t: Trial) -> None:
     """An integer tensor with one absurd value: an error naming it, or the reference's answer."""
-    base = t.largest()
-    integers = [
-        n for n, x in base.tensors.items() if not x.is_floating_point() and not x.is_complex()
-    ]
-    if not integers:
+    tried = False
+    for base in t.kinds(t.dtypes[0]):
+        integers = [
+            n for n, x in base.tensors.items() if not x.is_floating_point() and not x.is_complex()
+        ]
+        if integers and base.elements:
+            tried = True
+            _out_of_range(t, base, integers)
+    if not tried:
         raise NotApplicable("it has no integer tensor")
+
+
+def _out_of_range(t: Trial, base: Situation, integers: list[str]) -> None:
     right = base.forward()
     for name in integers:
-        least, most = _far_values(base.tensors[name].dtype)
-        for value in (least, most):
+        for value in _far_values(base.tensors[name].dtype):
             s = t.trying(base.change(name, inputs.put, value, seed=t.seed))
             if s.makes_sense():
                 s.forward()
@@ -164,12 +170,12 @@ def label_out_of_range(t: Trial) -> None:
             raise Fault("after refusing a label, the op gives other results than before")
 
 
-def _far_values(dtype: torch.dtype) -> tuple[int, int]:
-    """What no label is, as far as the dtype has it."""
+def _far_values(dtype: torch.dtype) -> tuple[int, ...]:
+    """What no label is, as far as the dtype has it; -1 may be one that is ignored."""
     if dtype == torch.bool:
         raise NotApplicable("a mask has no label out of range")
     limits = torch.iinfo(dtype)
-    return max(-(10**6), limits.min), min(10**6, limits.max)
+    return max(-(10**6), limits.min), max(-1, limits.min), min(10**6, limits.max)
 
 
 @row(28, "eps", "c s g", "eps of 0 divides by zero, a negative one is a NaN to come: validated.")

@@ -13,6 +13,7 @@ from opforge.check.rows.errors import names_it
 from opforge.check.situation import Situation
 
 _SMALL = 5  # what other dims are cut to while one is long
+_BESIDE_ONE = 300  # and while one is 1
 _SAMPLE = 64  # a huge situation is timed at so small a part of it first
 _PATIENCE = 10  # seconds that its forward may take, of which there are a few
 
@@ -91,7 +92,8 @@ def odd_sizes(t: Trial) -> None:
         for base in t.kinds(dtype):
             for chosen in base.sizes():
                 for size in _sizes(t, dtype):
-                    if s := t.resized(base, chosen, size, _SMALL):
+                    # What is left beside a dim of 1 is one long dim for some loops.
+                    if s := t.resized(base, chosen, size, _SMALL if size > 1 else _BESIDE_ONE):
                         s.both()
 
 
@@ -176,26 +178,31 @@ def _one_huge(t: Trial, s: Situation, gradient: bool) -> None:
     alone=True,  # what lies in between takes gigabytes
 )
 def far_apart(t: Trial) -> None:
-    """Two rows of an input, or of a gradient, with 2^31 elements between that are not touched."""
+    """Two rows of an input, or of a gradient, with 2^31 elements between; and two columns."""
     dtype = min(t.every_dtype, key=lambda d: d.itemsize)
     for base in t.kinds(dtype):
         for name, tensor in base.tensors.items():
-            if not tensor.dim() or tensor.shape[0] < 2:
-                continue
-            s = base.resize({n: min(n, 9) for n in base.sizes()})
-            s = s.resize({s.tensors[name].shape[0]: 2})
-            if not s.makes_sense():
-                continue
-            try:
-                far = t.trying(s.change(name, inputs.far_apart))
-            except RuntimeError as error:  # the allocator's
-                raise NotRun(f"not enough memory: {str(error).splitlines()[0]}") from None
-            far.forward()
-            if s.has_gradient():
-                far.backward()
-                t.trying(s)
-                del far  # its gigabytes are for the gradient
-                s.backward(inputs.far_apart_gradient)
+            for dim in dict.fromkeys((0, tensor.dim() - 1)) if tensor.dim() else ():
+                if tensor.shape[dim] > 1:
+                    _one_far_apart(t, base, name, dim)
+
+
+def _one_far_apart(t: Trial, base: Situation, name: str, dim: int) -> None:
+    s = base.resize({n: min(n, 9) for n in base.sizes()})
+    s = s.resize({s.tensors[name].shape[dim]: 2})
+    if not s.makes_sense():
+        return
+    try:
+        far = t.trying(s.change(name, inputs.far_apart, dim))
+    except RuntimeError as error:  # the allocator's
+        raise NotRun(f"not enough memory: {str(error).splitlines()[0]}") from None
+    far.forward()
+    if s.has_gradient():
+        far.backward()
+        if dim == 0:
+            t.trying(s)
+            del far  # its gigabytes are for the gradient
+            s.backward(inputs.far_apart_gradient)
 
 
 @row(
@@ -207,13 +214,22 @@ def far_apart(t: Trial) -> None:
 )
 def many_rows(t: Trial) -> None:
     """More rows than a grid's second dim."""
+    found = []
     for base in t.kinds(t.dtypes[0]):
         most = max(base.tensors.values(), key=lambda x: x.dim())
-        if most.dim() < 2:
-            continue
-        for chosen in dict.fromkeys(n for n in most.shape[:-1] if n != 1):
-            if s := t.resized(base, chosen, 65_537 + 32, 3):
-                s.both()
+        if most.dim() >= 2:
+            rows = dict.fromkeys(n for n in most.shape[:-1] if n != 1)
+            found += [t.resized(base, chosen, 65_537 + 32, 3) for chosen in rows]
+    for s in _bearable(t, found):
+        t.trying(s).both()
+
+
+def _bearable(t: Trial, found: list[Situation | None]) -> list[Situation]:
+    """Of large situations those that a quick check has the time for: the smallest at least."""
+    made = [s for s in found if s is not None]
+    few = 1 << (18 if t.place.name == "sim" else 21)  # elements
+    least = min((s.elements for s in made), default=0)
+    return [s for s in made if t.full or s.elements <= max(few, least)]
 
 
 @row(
@@ -224,13 +240,14 @@ def many_rows(t: Trial) -> None:
 )
 def long_row(t: Trial) -> None:
     """Rows of 100,003 elements."""
+    found = []
     for dtype in t.dtypes if t.full or t.place.name != "sim" else t.dtypes[:1]:
         for base in t.kinds(dtype):
             most = max(base.tensors.values(), key=lambda x: x.dim())
-            if not most.dim() or most.shape[-1] == 1:
-                continue
-            if s := t.resized(base, most.shape[-1], 100_003, 2):
-                s.both()
+            if most.dim() and most.shape[-1] != 1:
+                found.append(t.resized(base, most.shape[-1], 100_003, 2))
+    for s in _bearable(t, found):
+        t.trying(s).both()
 
 
 @row(
