@@ -48,6 +48,7 @@ EXPECTED = {
     "frozen_input_stops_bias": Fault("gradients", "the reference has one, the op has none"),
     "half_gradient_without_factor": Fault("gradients", "grad_x of .*with x (bfloat16|float16)"),
     "ignores_offset": Fault("offset", "only in the last 101 elements .* offset 1"),
+    "int_column_stride": Fault("far-apart", "process that ran the kernel is gone|are wrong"),
     "int_offset": Fault("far-apart", "the process that ran the kernel is gone|elements are wrong"),
     "int_offset_in_gradient": Fault(
         "far-apart", "the process that ran the kernel is gone|elements are wrong"
@@ -62,6 +63,7 @@ EXPECTED = {
     "naive_variance": Fault("cancellation", "naive_variance: error"),
     "nan_swallowed": Fault("one-nan", "got 0.0, PyTorch has nan"),
     "narrow_gradient_misread": Fault("narrow-gradient", "grad_x of narrow_gradient_misread: error"),
+    "negative_index": Fault("label-out-of-range", "process that ran the kernel is gone|NaN or Inf"),
     "no_device_guard": Fault("other-device", "device-guard: kernel .* put `const DeviceGu", "sim"),
     "not_pointwise": Fault("vmap", "vmap gives other bits than a loop"),
     "option_ignored_in_gradient": Fault("gradients", "grad_x of .* everywhere"),
