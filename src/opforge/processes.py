@@ -30,7 +30,7 @@ def ending(code: int) -> str:
             "SIGSEGV": "a wild pointer",
             "SIGABRT": "an abort",
             "SIGFPE": "a division by 0",
-            "SIGILL": "an index beyond an array, in a check build",
+            "SIGILL": "in a check build, an index beyond an array",
         }
         return f"ended by {name}" + (f" ({meaning[name]})" if name in meaning else "")
     return f"exit status {code}"

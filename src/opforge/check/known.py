@@ -14,8 +14,30 @@ from opforge.check.truth import Case, Results, Truth
 from opforge.op import Op
 
 _SMALL = 1 << 18  # elements of a case; larger ones come up once
-_MOST = 1 << 22  # elements of all cases that are remembered, at up to a hundred bytes each
-_known: OrderedDict[Any, tuple[Truth, int]] = OrderedDict()
+_MOST = 1 << 23  # elements of all cases and results that are remembered
+
+
+class _Memory:
+    """Truths by what they are about, the last used at the end."""
+
+    def __init__(self) -> None:
+        self._found: OrderedDict[Any, tuple[Truth, int]] = OrderedDict()
+        self._elements = 0
+
+    def get(self, key: Any) -> Truth | None:
+        if key not in self._found:
+            return None
+        self._found.move_to_end(key)
+        return self._found[key][0]
+
+    def put(self, key: Any, truth: Truth, elements: int) -> None:
+        self._found[key] = truth, elements
+        self._elements += elements
+        while self._elements > _MOST:
+            self._elements -= self._found.popitem(last=False)[1][1]
+
+
+_memory = _Memory()
 
 
 def truth(
@@ -25,17 +47,14 @@ def truth(
 
     It is handed copies: a row may change a tensor when it has its answer.
     """
-    size = sum(t.numel() for t in (*case, *grads) if isinstance(t, torch.Tensor))
-    if size > _SMALL:
+    elements = sum(t.numel() for t in (*case, *grads) if isinstance(t, torch.Tensor))
+    if elements > _SMALL:
         return find(case, grads)
     key = (op, what, *map(_digest, case), "grads", *map(_digest, grads))
-    if key in _known:
-        _known.move_to_end(key)
-        return _known[key][0]
-    found = find(tuple(map(_copy, case)), tuple(map(_copy, grads)))
-    _known[key] = found, size + 1
-    while sum(n for _, n in _known.values()) > _MOST:
-        _known.popitem(last=False)
+    found = _memory.get(key)
+    if found is None:
+        found = find(tuple(map(_copy, case)), tuple(map(_copy, grads)))
+        _memory.put(key, found, elements + found.elements)
     return found
 
 

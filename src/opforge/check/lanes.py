@@ -52,7 +52,8 @@ class _Waiting:
                 op = max(found, key=lambda o: len(self._left[o]) / (self._lanes[o] + 1))
                 self._lanes[op] += 1
             left = self._left[op]
-            task = next((t for t in left if last is not None and t.row == last.row), left[0])
+            known = last.row if last and last.op is op else None
+            task = next((t for t in left if t.row == known), left[0])
             left.remove(task)
             return task
 

@@ -124,6 +124,12 @@ class Truth:
         self._from_saved: Results = []
         self._wide, self._narrow = _Spreads(), _Spreads()
 
+    @property
+    def elements(self) -> int:
+        """Of its results, which it has in several forms."""
+        held = [t for t in self._exact if t is not None]
+        return 1 + 4 * sum(t.numel() for t in held)
+
     def check(
         self, got: Results, errors: list[compare.Errors] | None = None, rough: bool = False
     ) -> None:

@@ -7,7 +7,7 @@ import re
 
 import torch
 
-from opforge.check import inputs
+from opforge.check import compare, inputs
 from opforge.check.row import Fault, NotApplicable, Trial, row
 from opforge.check.situation import Situation
 
@@ -146,7 +146,9 @@ def label_out_of_range(t: Trial) -> None:
     tried = False
     for base in t.kinds(t.dtypes[0]):
         integers = [
-            n for n, x in base.tensors.items() if not x.is_floating_point() and not x.is_complex()
+            name
+            for name, x in base.tensors.items()
+            if not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
         ]
         if integers and base.elements:
             tried = True
@@ -166,14 +168,12 @@ def _out_of_range(t: Trial, base: Situation, integers: list[str]) -> None:
             message = _refused(s, (ValueError, IndexError), f"{name} with a value of {value}")
             _demand_words(message, [name], f"{name} with a value of {value}")
     for a, b in zip(base.forward(), right, strict=True):
-        if not torch.equal(a, b):
+        if not bool(compare.same_bits(a, b).all()):
             raise Fault("after refusing a label, the op gives other results than before")
 
 
 def _far_values(dtype: torch.dtype) -> tuple[int, ...]:
     """What no label is, as far as the dtype has it; -1 may be one that is ignored."""
-    if dtype == torch.bool:
-        raise NotApplicable("a mask has no label out of range")
     limits = torch.iinfo(dtype)
     return max(-(10**6), limits.min), max(-1, limits.min), min(10**6, limits.max)
 

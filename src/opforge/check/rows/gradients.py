@@ -227,7 +227,7 @@ def _second_order(t: Trial, s: Situation) -> None:
     def penalty(run: Any, values: cases.Case) -> cases.Results:
         """The gradients of a weighted sum of the gradients, for which autograd asks ``run``."""
         outputs = [o for o, w in zip(as_tuple(run(*values)), wanted, strict=True) if w]
-        grads = [drawn(o, t.seed, d).requires_grad_() for o, d in zip(outputs, dtypes, strict=True)]
+        grads = [g.to(o).detach().requires_grad_() for g, o in zip(drawn, outputs, strict=True)]
         leaves = cases.differentiable(values)
         first = torch.autograd.grad(outputs, leaves, grads, create_graph=True, allow_unused=True)
         return second(values, grads, first)
@@ -236,7 +236,7 @@ def _second_order(t: Trial, s: Situation) -> None:
         """The same, for which the backward's formula is asked."""
         returned = t.op.returned(*values)
         outputs = [o for o, w in zip(returned, wanted, strict=False) if w]
-        grads = [drawn(o, t.seed, d).requires_grad_() for o, d in zip(outputs, dtypes, strict=True)]
+        grads = [g.to(o).detach().requires_grad_() for g, o in zip(drawn, outputs, strict=True)]
         given = iter(grads)
         incoming = [next(given) if w else None for w in wanted]
         incoming += [None] * (len(returned) - len(wanted))
@@ -248,8 +248,8 @@ def _second_order(t: Trial, s: Situation) -> None:
     ) -> cases.Results:
         leaves = cases.differentiable(values)
         pairs = [
-            (g, drawn(g, t.seed + 1, leaf.dtype))
-            for g, leaf in zip(first, cases.differentiable(case), strict=True)
+            (g, w.to(g))
+            for g, w in zip(first, weights, strict=True)
             if g is not None and g.requires_grad
         ]
         if not pairs:
@@ -258,13 +258,11 @@ def _second_order(t: Trial, s: Situation) -> None:
             [g for g, _ in pairs], [*leaves, *grads], [w for _, w in pairs], allow_unused=True
         )
 
-    def drawn(like: torch.Tensor, seed: int, dtype: torch.dtype) -> torch.Tensor:
-        """The same numbers for the truth as for the op: rounded to the dtype of the case."""
-        return inputs.random_gradient(like, seed).to(dtype).to(like.dtype)
-
+    # The same numbers for the truth as for the op: of the dtypes of the case.
     with torch.no_grad():
         made = as_tuple(reference(*case))
-    dtypes = [o.dtype for o, w in zip(made, wanted, strict=True) if w]
+    drawn = [inputs.random_gradient(o, t.seed) for o, w in zip(made, wanted, strict=True) if w]
+    weights = [inputs.random_gradient(x, t.seed + 1) for x in cases.differentiable(case)]
     with t.place():
         got = penalty(t.op, cases.cast(case))
     names = [n for n, v in s.values.items() if is_float(v)]

@@ -88,13 +88,18 @@ def _repeat(t: Trial, s: Situation, gradient: bool, count: int) -> None:
 
 def _race_found(t: Trial) -> None:
     """The cases that a search found: what takes several launches, say, takes a large one."""
-    with contextlib.suppress(ToolchainError):
-        for found in t.recipes():
-            with contextlib.suppress(RecordError):  # a case that the record has no more
-                s = found.situation(t.op, t.place, t.seed)
-                if s.makes_sense() and (t.full or s.elements <= _RACED):
-                    s.place = replace(s.place, mode="race")
-                    recipe.exercise(t.trying(s), found)
+    try:
+        recipes = t.recipes()
+    except ToolchainError:  # nothing to search with: the row about coverage says so
+        return
+    for found in recipes:
+        try:
+            s = found.situation(t.op, t.place, t.seed)
+        except RecordError:  # a case that the record has no more
+            continue
+        if s.makes_sense() and (t.full or s.elements <= _RACED):
+            s.place = replace(s.place, mode="race")
+            recipe.exercise(t.trying(s), found)
 
 
 @row(
