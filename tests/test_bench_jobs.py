@@ -218,6 +218,8 @@ def test_ctrl_c_ends_the_workers_too(tmp_path):
         [*command, "--shapes", "8x8,8x16", "--peers", "other"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        # In a background job SIGINT is ignored, by all that is started there.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         until = time.monotonic() + 120
