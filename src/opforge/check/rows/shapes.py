@@ -227,7 +227,7 @@ def many_rows(t: Trial) -> None:
 def _bearable(t: Trial, found: list[Situation | None]) -> list[Situation]:
     """Of large situations those that a quick check has the time for, and the smallest anyhow."""
     made = [s for s in found if s is not None]
-    few = 1 << (18 if t.place.name == "sim" else 21)  # elements
+    few = 1 << (19 if t.place.name == "sim" else 21)  # elements
     least = min((s.elements for s in made), default=0)
     return [s for s in made if t.full or s.elements <= max(few, 2 * least)]
 
