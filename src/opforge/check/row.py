@@ -21,7 +21,7 @@ import torch
 from opforge.check import compare, inputs, situation
 from opforge.check.place import LETTERS, Place
 from opforge.check.situation import Situation, TooLarge
-from opforge.errors import OpforgeError
+from opforge.errors import OpforgeError, RecordError
 from opforge.op import Op
 from opforge.words import did_you_mean
 
@@ -120,10 +120,15 @@ class Trial:
 
         return stored.found(self.op, self.place.name, self.seed, self.full, last_words)
 
-    def found(self) -> Iterator[Situation]:
-        """The situations of :meth:`recipes`."""
+    def found(self) -> Iterator[tuple[Situation, Recipe]]:
+        """The situations of :meth:`recipes` that the record still takes."""
         for recipe in self.recipes():
-            yield self.trying(recipe.situation(self.op, self.place, self.seed))
+            try:
+                s = recipe.situation(self.op, self.place, self.seed)
+            except RecordError:  # a case that it has no more
+                continue
+            if s.makes_sense():
+                yield self.trying(s), recipe
 
     def trying(self, s: Situation) -> Situation:
         """Remember ``s`` as what is being tried, and collect its errors."""

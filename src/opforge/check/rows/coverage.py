@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import platform
 
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, last_words, row
@@ -12,7 +11,7 @@ from opforge.check.search import recipe as recipes
 from opforge.check.search import stored
 from opforge.check.search.search import Search
 from opforge.coverage import lines
-from opforge.errors import RecordError, ToolchainError
+from opforge.errors import ToolchainError
 
 _SHOWN = 12  # stretches of code that a report names
 
@@ -28,14 +27,11 @@ def found_cases(t: Trial) -> None:
     """Outputs and gradients of every found case are near the truth."""
     _refuse(t)
     tried = 0
-    for recipe in t.recipes():
-        with contextlib.suppress(RecordError):  # a case that the record has no more
-            s = recipe.situation(t.op, t.place, t.seed)
-            if s.makes_sense():
-                last_words(s.describe())
-                with poison(t.place.device):  # a path of its own may have memory of its own
-                    recipes.compare(t.trying(s), recipe)
-                tried += 1
+    for s, recipe in t.found():
+        last_words(s.describe())
+        with poison(t.place.device):  # a path of its own may have memory of its own
+            recipes.compare(s, recipe)
+        tried += 1
     if not tried:
         raise NotApplicable("no cases were found or stored")
     t.note = f"{tried} cases"

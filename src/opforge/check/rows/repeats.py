@@ -13,9 +13,9 @@ import torch
 
 from opforge.check import compare, sanitizer
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
-from opforge.check.search import recipe
+from opforge.check.search.recipe import exercise
 from opforge.check.situation import Situation, where
-from opforge.errors import RecordError, ToolchainError
+from opforge.errors import ToolchainError
 
 _RACED = 1 << 18  # elements of a case that a quick check looks at for races
 
@@ -89,17 +89,13 @@ def _repeat(t: Trial, s: Situation, gradient: bool, count: int) -> None:
 def _race_found(t: Trial) -> None:
     """The cases that a search found: what takes several launches, say, takes a large one."""
     try:
-        recipes = t.recipes()
+        t.recipes()
     except ToolchainError:  # nothing to search with: the row about coverage says so
         return
-    for found in recipes:
-        try:
-            s = found.situation(t.op, t.place, t.seed)
-        except RecordError:  # a case that the record has no more
-            continue
-        if s.makes_sense() and (t.full or s.elements <= _RACED):
+    for s, recipe in t.found():
+        if t.full or s.elements <= _RACED:
             s.place = replace(s.place, mode="race")
-            recipe.exercise(t.trying(s), found)
+            exercise(t.trying(s), recipe)
 
 
 @row(
