@@ -29,6 +29,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from mutants import SOURCE, Mutant, choose
 
+EXPLAINED = json.loads((Path(__file__).parent / "explained.json").read_text())
 OPS = sorted(p.parent.name for p in SOURCE.glob("ops/*/cpu.cpp"))
 _KILLED, _SURVIVED, _STILLBORN, _EQUIVALENT = "killed", "survived", "stillborn", "equivalent"
 
@@ -173,6 +174,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1))
     parser.add_argument("--full", action="store_true", help="survivors in full, too")
+    parser.add_argument("--survivors", action="store_true", help="those that survived, once more")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many")
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
     given = parser.parse_args()
@@ -182,6 +184,10 @@ def main() -> None:
         before = json.loads(given.json.read_text())
         results = before["mutants"]
         torchs |= set(before["facts"]["torch"].split(", "))
+    if given.survivors:
+        harmless = {(e["name"], e["new"]) for e in EXPLAINED if e["harmless"]}
+        kept = [r for r in results if r["quick"] != _SURVIVED or (r["name"], r["new"]) in harmless]
+        results[:] = kept
     known = {(r["name"], r["new"]) for r in results}
     todo = [
         m

@@ -54,6 +54,8 @@ EXPECTED = {
         "far-apart", "the process that ran the kernel is gone|elements are wrong"
     ),
     "int_offset_on_gpu": Fault("far-apart", "bad-address: thread .* strides .2147483648", "sim"),
+    "int_size": Fault("narrowing", r"cpu\.cpp:11: int64_t becomes int\n.*say so by a cast"),
+    "int_size_on_gpu": Fault("narrowing", r"cuda\.cu:1\d: int64_t becomes int\n", "sim"),
     "keeps_a_reference": Fault("changed-before-backward", "x was changed in place .* silently"),
     "label_clamped": Fault("label-out-of-range", "label with a value of .*: accepted without a"),
     "masked_row_is_nan": Fault("masked-rows", "NaN or Inf where PyTorch has none.* only in row 0"),

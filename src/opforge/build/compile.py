@@ -20,8 +20,8 @@ import ninja
 import torch
 from rich.console import Console
 
-from opforge.build import cache
-from opforge.build.plan import CHECK_TARGETS, Plan
+from opforge.build import cache, narrowing
+from opforge.build.plan import CHECK_TARGETS, COVERAGE, Plan
 from opforge.build.signature import HEADER_NAME, REQUIRED_NAME
 from opforge.errors import BuildError, CacheError, OpforgeError
 from opforge.progress import bar
@@ -56,11 +56,11 @@ def _build(plans: dict[str, Plan], quiet: bool) -> dict[str, cache.Library]:
                 missing.append((plan, stack.enter_context(cache.staging(entry))))
             else:
                 found[entry] = library
-        if missing:
-            _run(missing, quiet)
+        output = _run(missing, quiet) if missing else ""
         for plan, staged in missing:
             facts = {
                 **plan.facts,
+                **_narrowing(plan, output),
                 "tried": _try_loading(plan, staged / plan.library),
                 cache.SOURCE_FOLDER: str(plan.sources[0].parent),
             }
@@ -85,7 +85,8 @@ def job_limit(memory_per_job: int) -> int:
     return max(1, min(len(os.sched_getaffinity(0)), free // memory_per_job))
 
 
-def _run(missing: list[tuple[Plan, Path]], quiet: bool) -> None:
+def _run(missing: list[tuple[Plan, Path]], quiet: bool) -> str:
+    """Builds; returns what the compilers said."""
     for plan, _ in missing:
         if plan.warning:
             _warn_once(plan.warning)
@@ -102,6 +103,7 @@ def _run(missing: list[tuple[Plan, Path]], quiet: bool) -> None:
         for leftover in staged.iterdir():
             if leftover.name != plan.library:
                 shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    return output
 
 
 @functools.cache
@@ -184,11 +186,24 @@ def _ninja(scratch: Path, jobs: int, plans: list[Plan], quiet: bool) -> str:
     return "".join(lines)
 
 
+def _narrowing(plan: Plan, output: str) -> dict[str, object]:
+    """What a build with coverage is asked to tell of its sources beside."""
+    if plan.target not in COVERAGE.values():
+        return {}
+    step = re.compile(rf"^\[\d+/\d+\] {re.escape(plan.op)} {plan.target} ")
+    said = "".join(part for part in _steps(output) if step.match(part))
+    return {"narrowing": narrowing.found(said, plan.roots)}
+
+
+def _steps(output: str) -> list[str]:
+    """What ninja printed, step by step."""
+    return re.split(r"^(?=FAILED: |\[\d+/\d+\] )", output, flags=re.MULTILINE)
+
+
 def _failed_steps(n: int, output: str) -> str:
     """What ninja printed for the failed steps of the plan at position ``n``."""
-    parts = re.split(r"^(?=FAILED: |\[\d+/\d+\] )", output, flags=re.MULTILINE)
     mine = re.compile(rf"FAILED: (?:\[code=\d+\] )?{n}-")
-    return "".join(part for part in parts if mine.match(part)) or output
+    return "".join(part for part in _steps(output) if mine.match(part)) or output
 
 
 def _failure(plan: Plan, staged: Path, output: str) -> OpforgeError:

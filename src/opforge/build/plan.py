@@ -17,7 +17,7 @@ import torch
 
 import opforge
 from opforge import settings
-from opforge.build import arch, toolchain, unsupported
+from opforge.build import arch, narrowing, toolchain, unsupported
 from opforge.build.signature import required_source, signature_header
 from opforge.errors import RecordError, ToolchainError
 from opforge.op import Op
@@ -71,6 +71,7 @@ class Plan:
     ingredients: dict[str, str] = field(repr=False)  # what the key is made of, by name
     warning: str | None = None
     required: str = ""  # the generated source, which links only if every schema has a kernel
+    roots: tuple[Path, ...] = ()  # the folders that the op's own sources and headers are in
 
     @functools.cached_property
     def key(self) -> str:
@@ -135,7 +136,7 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         compiler, level = cxx, toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
         flags = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *level]
         if target == "cpu-cover":
-            flags += _COVERAGE_FLAGS
+            flags += _coverage_flags(cxx)
         else:
             flags += ["-g", "-O0"] if settings.debug() else ["-O2", "-DNDEBUG"]
         chosen: tuple[str, ...] = ()
@@ -168,7 +169,7 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         libraries += [f"-l:{runtime.name}"]
         memory = 2 << 30
         extra_identity = {"host compiler": cxx.identity}
-    includes = [f"-I{p}" for p in (*folders, _torch_dir() / "include", ".")]
+    includes = [*(f"-I{p}" for p in (*folders, ".")), "-isystem", str(_torch_dir() / "include")]
     if target in COVERAGE.values():  # a library may have been built from another checkout
         places = {OP_SOURCES: op.folder, OPFORGE_SOURCES: INCLUDE_DIR}
         includes += [f"-fdebug-prefix-map={folder}={name}" for name, folder in places.items()]
@@ -200,6 +201,7 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         ingredients=ingredients,
         warning=warning,
         required=required_source(op),
+        roots=(op.folder, INCLUDE_DIR),
     )
 
 
@@ -317,11 +319,15 @@ def sim_flags(cxx: toolchain.Compiler, target: str) -> list[str]:
         flags += ["-mllvm", f"-{threshold}"] if cxx.family == "clang" else [f"--param={threshold}"]
         flags += ["-O1"]
     elif target == "sim-cover":
-        flags += _COVERAGE_FLAGS
+        flags += _coverage_flags(cxx)
     else:
         # -O2 would take half as long again to compile and save little in a run.
         flags += ["-O0"] if settings.debug() else ["-O1"]
     return flags
+
+
+def _coverage_flags(cxx: toolchain.Compiler) -> list[str]:
+    return [*_COVERAGE_FLAGS, narrowing.FLAGS[cxx.family]]
 
 
 def signature_digest(op: Op) -> str:

@@ -33,7 +33,7 @@ from opforge.errors import BuildError, KernelUnavailable, OpforgeError, Toolchai
 from opforge.op import Op
 from opforge.progress import bar
 
-_NEED_COVERAGE, _NEED_RACE = ("coverage", "found-cases"), ("sanitizer",)
+_NEED_COVERAGE, _NEED_RACE = ("coverage", "found-cases", "narrowing"), ("sanitizer",)
 
 
 class Interrupted(KeyboardInterrupt):

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import platform
 
+from opforge.build import compile
+from opforge.build.plan import COVERAGE, plan
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, last_words, row
 from opforge.check.rows.layouts import poison
 from opforge.check.search import recipe as recipes
@@ -76,6 +78,25 @@ def coverage(t: Trial) -> None:
                 + "\nadd a case to the record that gets there, delete the code, or say why no test "
                 "can: `// unreached: <reason>`"
             )
+
+
+@row(
+    0,
+    "narrowing",
+    "c s",
+    "A 64-bit size or offset put into a 32-bit variable wraps around beyond 2^31 elements, for "
+    "which few tests have memory.",
+)
+def narrowing(t: Trial) -> None:
+    """No kernel or host code puts 64-bit integers into 32 bits, but by an explicit cast."""
+    _refuse(t)
+    built = compile.build([plan(t.op, COVERAGE[t.place.name])])[0]
+    if places := built.manifest["narrowing"]:
+        listed = "\n".join(places[:_SHOWN]) + ("\n…" if len(places) > _SHOWN else "")
+        raise Fault(
+            f"{listed}\nkeep it in int64_t, or, where it is known to fit, say so by a cast: int(…)"
+        )
+    t.note = "no 64-bit integer is put into 32 bits"
 
 
 def _refuse(t: Trial) -> None:
