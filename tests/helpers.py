@@ -17,7 +17,7 @@ import torch
 
 from opforge import discover
 from opforge.build import plan as plans
-from opforge.check import compare
+from opforge.truth import compare
 
 REAL_CXX = shutil.which("g++") or "g++"
 NOBODY = 65534

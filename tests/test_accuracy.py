@@ -13,9 +13,10 @@ import torch
 from rich.console import Console
 
 from opforge import discover, testing
-from opforge.check import compare, show, worker
+from opforge.check import show, worker
 from opforge.check.place import Place
 from opforge.check.row import Trial, find
+from opforge.truth import compare
 
 SERIAL = Path(__file__).parent / "right_ops" / "serial_sum"
 SAID = r"right, but needlessly inaccurate: rms error of \w+ (\d+) ulp where PyTorch has [\d.]+ \(x "

@@ -17,7 +17,7 @@ import opforge
 from opforge.bench import clock, shapes, stats
 from opforge.bench.inputs import DeviceMake
 from opforge.bench.shapes import ShapeError
-from opforge.check import cases, compare
+from opforge.truth import cases, compare
 
 ROWS, COLUMNS = 128, 256
 F32 = 4  # bytes

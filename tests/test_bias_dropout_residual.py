@@ -8,10 +8,11 @@ import torch
 from op_cases import each_device, each_dtype, record
 
 import opforge
-from opforge import gradient, sim
+from opforge import sim
 from opforge.errors import RecordError
 from opforge.op import Backward
-from opforge.schema import parse
+from opforge.registration import gradient
+from opforge.registration.schema import parse
 
 
 def inputs(device: str, dtype: torch.dtype = torch.float32, shape: tuple[int, ...] = (48, 72)):

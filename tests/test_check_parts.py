@@ -9,14 +9,15 @@ from helpers import compared
 from rich.console import Console
 
 from opforge import discover
-from opforge.check import compare, explain, inputs, results, show
-from opforge.check.cases import as_leaves, check_backward, check_forward
+from opforge.check import explain, results, show
 from opforge.check.place import Place
 from opforge.check.row import NotApplicable, NotRun, Trial
 from opforge.check.rows import repeats, shapes
 from opforge.check.situation import own
-from opforge.check.truth import ShortSums
 from opforge.op import Make
+from opforge.truth import compare, inputs
+from opforge.truth.cases import as_leaves, check_backward, check_forward
+from opforge.truth.expected import ShortSums
 
 
 def test_one_wrong_element_of_a_hundred_million_is_found():

@@ -134,11 +134,11 @@ def test_a_wheel_of_the_builtin_ops_is_opforge_itself(tmp_path: Path) -> None:
 
 
 def test_cache_ls_explain_and_prune(tmp_path: Path, cache_dir: Path, untried: None) -> None:
-    folder = write_op(tmp_path / "op", name="kept", cpp="kernel")
+    folder = write_op(tmp_path / "op", name="kept_in_cache", cpp="kernel")
     assert "never built here" in run("cache", "explain", folder)
     run("build", folder, "--cpu")
-    assert "kept" in run("cache", "ls")
-    assert "cached as kept-cpu-" in run("cache", "explain", folder)
+    assert "kept_in_cache" in run("cache", "ls")
+    assert "cached as kept_in_cache-cpu-" in run("cache", "explain", folder)
     source = folder / "cpu.cpp"
     source.write_text(source.read_text() + "// changed\n")
     command = [sys.executable, "-m", "opforge", "cache", "explain", str(folder)]

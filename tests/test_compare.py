@@ -10,7 +10,7 @@ import torch
 from helpers import compared
 
 from opforge import Op
-from opforge.check import cases, compare, pattern
+from opforge.truth import cases, compare, pattern
 
 
 def mask(*shape: int, at: object) -> torch.Tensor:

@@ -9,8 +9,8 @@ from op_cases import each_device, each_dtype, record
 
 import opforge
 from opforge import sim
-from opforge.check import cases, compare
 from opforge.op import Make
+from opforge.truth import cases, compare
 
 pytestmark = pytest.mark.sim
 

@@ -11,7 +11,8 @@ from op_cases import DTYPES, each_device, each_dtype, record
 from torch.utils.checkpoint import checkpoint
 
 import opforge
-from opforge import philox, sim
+from opforge import sim
+from opforge.ops.families import philox
 
 
 def drop(x: torch.Tensor, seed: int, p: float) -> torch.Tensor:

@@ -12,14 +12,15 @@ import torch
 from helpers import load_record
 
 from opforge import discover
-from opforge.check import compare, worker
-from opforge.check.cases import check_backward, check_forward
-from opforge.check.narrow_rounding import NarrowRounding
+from opforge.check import worker
 from opforge.check.place import Place
 from opforge.check.results import FAILED, PASSED
-from opforge.check.rounding import RandomRounding
 from opforge.check.row import Trial, find
-from opforge.check.truth import cast
+from opforge.truth import compare
+from opforge.truth.cases import check_backward, check_forward
+from opforge.truth.expected import cast
+from opforge.truth.narrow_rounding import NarrowRounding
+from opforge.truth.rounding import RandomRounding
 
 
 def test_the_largest_case_has_no_empty_tensor(tmp_path):

@@ -12,8 +12,8 @@ import torch
 from op_cases import OPS, each_device, each_op, each_real_device, record
 
 import opforge
-from opforge.check.cases import cast, differentiable
 from opforge.op import Make, as_tuple
+from opforge.truth.cases import cast, differentiable
 
 
 @each_real_device

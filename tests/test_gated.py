@@ -12,7 +12,7 @@ from op_cases import each_device, each_dtype
 
 import opforge
 from opforge import sim
-from opforge.check.compare import ulp
+from opforge.truth.compare import ulp
 
 # Public function, derivative parts: act(x) = x * share(x), act'(x) = share(x) + x * share'(x).
 ACTS = {

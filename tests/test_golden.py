@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from opforge import discover, sim
-from opforge.check import compare
+from opforge.truth import compare
 
 sys.path.insert(0, str(Path(__file__).parent / "golden"))
 import golden

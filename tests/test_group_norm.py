@@ -10,7 +10,7 @@ from torch.nn import functional
 
 import opforge
 from opforge import sim
-from opforge.check import cases
+from opforge.truth import cases
 
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 each_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=["planes", "pixels"])

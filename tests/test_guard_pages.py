@@ -18,8 +18,9 @@ from helpers import write_op
 from sim_kernels import line_of, write_kernels
 
 from opforge import sim, testing
-from opforge.check import guard, results
+from opforge.check import results
 from opforge.errors import SimulationError
+from opforge.truth import guard
 
 WRONG_OPS = Path(__file__).parent / "wrong_ops"
 
@@ -35,7 +36,7 @@ def said(op: Path, place: str = "cpu") -> str:
 
 def ended(program: str, **environment: str) -> str:
     """The last words of a process that ends by a fault."""
-    setup = "import ctypes, torch\nfrom opforge.check import guard\n"
+    setup = "import ctypes, torch\nfrom opforge.truth import guard\n"
     done = subprocess.run(
         [sys.executable, "-c", setup + program],
         capture_output=True,

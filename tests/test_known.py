@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import load_record
 
-from opforge.check import cases, compare
+from opforge.truth import cases, compare
 
 RECORD = """
 op = Op(

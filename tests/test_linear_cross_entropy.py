@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import opforge
 from opforge import Make
-from opforge.check import cases, compare, inputs
-from opforge.losses import in_reach, rows_at_once
+from opforge.ops.families.losses import in_reach, rows_at_once
+from opforge.truth import cases, compare, inputs
 
 each_reduction = pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 each_choice = pytest.mark.parametrize("low_memory", [False, True])
@@ -463,7 +463,7 @@ def test_the_module(device):
 def test_a_record_that_is_composed_composes_its_backward():
     from opforge.errors import RecordError
     from opforge.op import Op
-    from opforge.register import register
+    from opforge.registration.register import register
 
     half = Op(
         schema="half_composed(Tensor x) -> Tensor y",

@@ -11,9 +11,10 @@ from op_cases import record
 from torch.nn import functional
 
 import opforge
-from opforge import norms, sim
-from opforge.check import cases
+from opforge import sim
 from opforge.op import Make
+from opforge.ops.families import norms
+from opforge.truth import cases
 
 pytestmark = pytest.mark.sim
 each_norm = pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])

@@ -9,9 +9,10 @@ from op_cases import each_device, record
 from torch.nn import functional
 
 import opforge
-from opforge import norms, sim
-from opforge.check import cases
+from opforge import sim
 from opforge.op import Make
+from opforge.ops.families import norms
+from opforge.truth import cases
 
 TWO = ["layer_norm", "rms_norm"]
 each_norm = pytest.mark.parametrize("name", TWO)

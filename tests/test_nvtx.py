@@ -13,9 +13,9 @@ from torch.profiler import ProfilerActivity
 
 import opforge
 from opforge import discover
-from opforge.gradient import Gradient
 from opforge.op import Op
 from opforge.profile.nvtx import nvtx
+from opforge.registration.gradient import Gradient
 
 CALL, BACKWARD = Op.__call__, Gradient.backward
 

@@ -9,7 +9,7 @@ from op_cases import each_device, each_dtype
 
 import opforge
 from opforge import discover
-from opforge.check.cases import check_forward
+from opforge.truth.cases import check_forward
 
 
 @each_device

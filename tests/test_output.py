@@ -173,7 +173,7 @@ def test_a_file_that_cannot_be_written_is_named_before_anything_is_run(
 
 
 def test_to_look_whether_a_file_can_be_written_leaves_it_alone(tmp_path):
-    from opforge.output import must_be_writable
+    from opforge.terminal.output import must_be_writable
 
     new, old = tmp_path / "new", tmp_path / "old"
     old.write_text("kept")

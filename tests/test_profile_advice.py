@@ -12,7 +12,7 @@ import pytest
 
 from opforge.profile import advice
 from opforge.profile.facts import Access, Call, Kernel
-from opforge.words import percent, seconds, size
+from opforge.terminal.words import percent, seconds, size
 
 # At half the bandwidth, for no reason that a rule knows.
 CALM = Kernel(

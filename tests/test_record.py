@@ -165,6 +165,41 @@ def test_load_returns_the_public_function(tmp_path: Path) -> None:
     assert opforge.load(str(tmp_path / "op")) is shifted
 
 
+def test_a_record_imports_its_siblings_in_the_version_it_was_loaded_with(tmp_path: Path) -> None:
+    text = """\
+        from opforge import Op
+
+        from . import sizes
+        from .parts.formula import times
+
+        op = Op(schema="tenfold(Tensor x) -> Tensor y", reference=times(sizes.FACTOR))
+    """
+    folder = write_op(tmp_path / "op", op_py=text, cpp=None)
+    (folder / "sizes.py").write_text("FACTOR = 10\n")
+    (folder / "parts").mkdir()
+    (folder / "parts" / "formula.py").write_text("def times(n):\n    return lambda x: n * x\n")
+    first = opforge.load(folder)
+    assert first(torch.ones(1)) == 10
+    (folder / "sizes.py").write_text("FACTOR = 1000\n")
+    assert opforge.load(folder)(torch.ones(1)) == 1000
+    assert first(torch.ones(1)) == 10
+
+
+def test_a_sibling_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
+    text = "from .helper import reference\n"
+    folder = write_op(tmp_path / "op", op_py=text, cpp=None)
+    with pytest.raises(
+        RecordError, match=r"op\.py cannot be loaded: ModuleNotFoundError: .*helper"
+    ):
+        opforge.load(folder)
+    (folder / "helper.py").write_text("from opforge import Op\nreference = abs\n")
+    (folder / "op.py").write_text(
+        "from opforge import Op\nfrom .helper import reference\n"
+        "op = Op(schema='mended(Tensor x) -> Tensor y', reference=reference)\n"
+    )
+    assert opforge.load(folder)(-torch.ones(1)) == 1
+
+
 def test_load_returns_the_record_where_there_is_no_function(smooth: opforge.Op) -> None:
     assert isinstance(smooth, opforge.Op)
 

@@ -235,7 +235,7 @@ def test_gradients_take_the_strides_of_what_is_always_saved(tmp_path: Path) -> N
 
 def test_a_backward_may_overwrite_what_nobody_reads_again() -> None:
     from opforge.op import Backward, Op
-    from opforge.register import register
+    from opforge.registration.register import register
 
     seen = []
 

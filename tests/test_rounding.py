@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from opforge import discover
-from opforge.check import cases, compare
-from opforge.check.cases import check_backward, check_forward
-from opforge.check.rounding import RandomRounding
+from opforge.truth import cases, compare
+from opforge.truth.cases import check_backward, check_forward
+from opforge.truth.rounding import RandomRounding
 
 NORM = discover.find("rms_norm")
 SUM = discover.find("reduce_sum")

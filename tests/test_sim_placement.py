@@ -15,6 +15,7 @@ import opforge
 from opforge import sim
 from opforge.errors import SimulationError
 from opforge.op import Make, as_tuple
+from opforge.sim import simulation
 
 pytestmark = pytest.mark.sim
 
@@ -148,7 +149,7 @@ def test_every_function_is_in_a_table() -> None:
 
 @pytest.mark.parametrize("mode", ["plain", "race"])
 @pytest.mark.parametrize("name", WRONG)
-def test_the_fault_is_named(placed: Placed, name: str, mode: sim.Mode) -> None:
+def test_the_fault_is_named(placed: Placed, name: str, mode: simulation.Mode) -> None:
     said, at = WRONG[name]
     with pytest.raises(SimulationError) as raised, sim.active(mode, placement=True):
         placed(name)
@@ -197,7 +198,7 @@ def test_the_built_in_ops_are_right(name: str) -> None:
         for case in record(name).iter_cases(Make(requires_grad=True)):
             results = as_tuple(record(name)(*case))
             torch.autograd.backward(results, [torch.ones_like(r) for r in results])
-        route = sim.current()
+        route = simulation.current()
         assert route is not None
         assert route.routed > 10
 

@@ -8,9 +8,9 @@ import torch
 from op_cases import each_device, record
 
 import opforge
-from opforge.check import cases
 from opforge.op import Make
 from opforge.sim import stats
+from opforge.truth import cases
 
 IMAGE = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
 # Left neighbour plus ten times the one above.

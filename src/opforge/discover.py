@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib.util
+import importlib
 import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from opforge.errors import OpforgeError, RecordError
 from opforge.op import Op
-from opforge.register import register
-from opforge.words import did_you_mean
+from opforge.registration.register import register
+from opforge.terminal.words import did_you_mean
 
 BUILTIN_FOLDER = Path(__file__).parent / "ops"
 BUILTIN_NAMESPACE = "opforge"
@@ -64,6 +65,11 @@ def find(name_or_path: str) -> Op:
             f"nor an op folder{meant}"
         )
     return load_folder(Path(name_or_path)).op
+
+
+def where(op: Op) -> str:
+    """What finds an op again: a built-in name, or its folder."""
+    return op.name if op.namespace == BUILTIN_NAMESPACE else str(op.folder)
 
 
 def _beside(path: str) -> list[str]:
@@ -153,28 +159,32 @@ def unregistered(folder: Path) -> list[Op]:
 
 def _digest(folder: Path) -> str:
     state = hashlib.sha256()
-    for file in sorted(f for pattern in _CONTENT for f in folder.glob(pattern)):
-        state.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+    for file in sorted(f for pattern in _CONTENT for f in folder.rglob(pattern)):
+        name = str(file.relative_to(folder)).encode(errors="surrogateescape")
+        state.update(name + f"\0{file.stat().st_size}\0".encode())
         state.update(file.read_bytes())
     return state.hexdigest()
 
 
 def _import(folder: Path, identity: str) -> ModuleType:
+    """Import a folder's op.py as a module of a package, so that it can import its siblings."""
     inside = folder.parent == BUILTIN_FOLDER
-    name = f"opforge.ops.{folder.name}.op" if inside else f"opforge_op_{identity[:16]}"
-    spec = importlib.util.spec_from_file_location(name, folder / "op.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    name = f"opforge.ops.{folder.name}" if inside else f"opforge_op_{identity[:16]}"
+    before = set(sys.modules)
+    package = ModuleType(name)  # a version of its own, whatever of that name was imported before
+    package.__path__ = [str(folder)]
+    package.__spec__ = ModuleSpec(name, None, is_package=True)
+    sys.modules[name] = package
+    importlib.invalidate_caches()  # a file may have appeared within the clock's resolution
     try:
-        spec.loader.exec_module(module)
+        return importlib.import_module(f"{name}.op")
     except Exception as error:
-        del sys.modules[name]
+        for half_done in set(sys.modules) - before:
+            if half_done == name or half_done.startswith(f"{name}."):
+                del sys.modules[half_done]
         raise RecordError(
             f"{folder / 'op.py'} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
-    return module
 
 
 def _the_record(module: ModuleType, folder: Path) -> Op:

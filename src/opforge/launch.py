@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from opforge import discover, sim
+from opforge import discover
 from opforge.build import load
 from opforge.op import Op
+from opforge.sim import runtime, simulation
 
 
 @contextlib.contextmanager
@@ -35,9 +36,9 @@ def launch_config(
     no use for is ignored.
     """
     record = discover.record_of(op)
-    simulation = sim.current()
-    if simulation is not None:
-        limit = simulation.device.threads_per_block
+    active = simulation.current()
+    if active is not None:
+        limit = active.device.threads_per_block
     elif torch.cuda.is_available():
         properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
         limit = properties.max_threads_per_block
@@ -56,9 +57,9 @@ def launch_config(
         raise ValueError(f"rows={rows} must be at least 1")
     if vec is not None and vec != 1:
         raise ValueError(f"vec={vec} must be 1 (one element per access) or None (16-byte vectors)")
-    if simulation is not None:
-        sim.runtime.ensure(record, simulation.target)
-        path = sim.runtime.loaded_path(record, simulation.target)
+    if active is not None:
+        runtime.ensure(record, active.target)
+        path = runtime.loaded_path(record, active.target)
     else:
         load.ensure(record, record.name, "cuda")
         path = load.loaded_path(record, "cuda")

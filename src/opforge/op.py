@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-import opforge.schema as schemas
+import opforge.registration.schema as schemas
 from opforge.errors import RecordError
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -233,7 +233,7 @@ class Op:
     def iter_cases(self, make: Make) -> Iterator[tuple[Any, ...]]:
         """The record's cases, checked against the schema; derived from it if there are none."""
         if self.cases is None:
-            from opforge import derived_cases  # which needs this module
+            from opforge.truth import derived_cases  # which needs this module
 
             yield from derived_cases.make_all(self, make)
             return

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from opforge import discover
-from opforge.check.cases import Case, differentiable
 from opforge.op import Make, Op, as_tuple
+from opforge.truth.cases import Case, differentiable
 
 FOLDER = Path(__file__).parent
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)

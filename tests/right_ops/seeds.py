@@ -37,7 +37,7 @@ from opforge.check.options import Options
 from opforge.check.place import Place
 from opforge.check.results import FAILED, NOT_APPLICABLE, PASSED
 from opforge.op import Op
-from opforge.processes import end_with_parent, ending
+from opforge.terminal.processes import end_with_parent, ending
 
 FOLDER = Path(__file__).parent
 PATIENCE = 300.0  # seconds that a row may take

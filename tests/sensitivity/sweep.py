@@ -12,10 +12,11 @@ from dataclasses import dataclass
 
 import torch
 
-from opforge.check import cases, compare, inputs, situation
+from opforge.check import situation
 from opforge.check.place import Place
 from opforge.check.situation import Situation
 from opforge.op import Op, is_float
+from opforge.truth import cases, compare, inputs
 
 MOST = 55  # beyond the last bit of float64
 PARTS = ("element", "row", "binade")

@@ -8,10 +8,7 @@ from typing import Annotated
 
 import typer
 
-Ops = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="OP", help="built-in names or op folders; all built-in ops if none"),
-]
+from opforge.terminal.options import Ops
 
 
 def bench(
@@ -68,7 +65,7 @@ def bench(
     from opforge.bench.measure import OUT_OF_MEMORY
     from opforge.discover import builtin_names, find
     from opforge.errors import OpforgeError
-    from opforge.output import console, must_be_writable, say
+    from opforge.terminal.output import console, must_be_writable, say
 
     out = console()
     device = runner.choose_device(on)

@@ -12,9 +12,9 @@ from opforge.bench.clock import Clock
 from opforge.bench.inputs import InputSet
 from opforge.bench.results import OURS
 from opforge.build.plan import has_sources
-from opforge.check import cases
 from opforge.errors import OpforgeError
 from opforge.op import Op, as_tuple, sum_of_bytes
+from opforge.truth import cases
 
 EAGER, COMPILED = "eager", "torch.compile"
 Function = Callable[..., Any]

@@ -24,9 +24,9 @@ from opforge.bench.ceilings import PRODUCT, ceilings, limit
 from opforge.bench.contenders import COMPILED, EAGER, Backward, Forward, functions
 from opforge.bench.inputs import DeviceMake, InputSet, make_sets
 from opforge.bench.results import OURS, Row
-from opforge.check import cases, compare
 from opforge.errors import OpforgeError
 from opforge.op import Cost, Op, as_tuple
+from opforge.truth import cases, compare
 
 Pass = Forward | Backward
 Say = Callable[[str], None]

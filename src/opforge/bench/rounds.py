@@ -20,9 +20,9 @@ from typing import Any
 from opforge.bench.measure import OUT_OF_MEMORY, Say, Workload, failed
 from opforge.bench.results import Row
 from opforge.bench.stats import Patience
-from opforge.check.situation import where
+from opforge.discover import where
 from opforge.errors import OpforgeError
-from opforge.processes import ending, kill_group
+from opforge.terminal.processes import ending, kill_group
 
 Task = tuple[Workload, Patience]
 _SECONDS = 1800.0  # that a worker may prepare, or time; far more than any does

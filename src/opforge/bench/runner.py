@@ -20,7 +20,7 @@ from opforge.bench.results import Results, Row
 from opforge.bench.rounds import Task, measure_all
 from opforge.errors import OpforgeError
 from opforge.op import Op
-from opforge.progress import bar
+from opforge.terminal.progress import bar
 
 FORWARD, BACKWARD = "forward", "backward"
 # Seconds that the turns of one op may take; compiling and checking come on top.

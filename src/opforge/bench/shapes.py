@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import torch
 
-from opforge.arguments import check_arguments
-from opforge.check import inputs
 from opforge.errors import OpforgeError
 from opforge.op import Make, Op
+from opforge.registration.arguments import check_arguments
+from opforge.truth import inputs
 
 Shape = tuple[int, ...]
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from opforge.bench.results import OURS, Change, Results, Row, best_other, overlap
-from opforge.output import say, show_table, width
+from opforge.terminal.output import say, show_table, width
 
 LEGEND = (
     "MB and Mop: what must be moved and computed, by the record. % is of the ceiling: a copy of "

@@ -24,7 +24,7 @@ from opforge.build import cache, narrowing
 from opforge.build.plan import CHECK_TARGETS, COVERAGE, Plan
 from opforge.build.signature import HEADER_NAME, REQUIRED_NAME
 from opforge.errors import BuildError, CacheError, OpforgeError
-from opforge.progress import bar
+from opforge.terminal.progress import bar
 
 TRIAL_LIMIT = 300.0  # seconds for importing torch and loading one library
 

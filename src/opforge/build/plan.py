@@ -223,7 +223,7 @@ def plan_simulator() -> Plan:
 def plan_guard() -> Plan:
     """The library that puts tensors against inaccessible pages, for checks on this machine."""
     _demand_x86("guard pages need")
-    folder, runtime = SIM_DIR.parent / "check" / "guard", SIM_DIR / "runtime"
+    folder, runtime = SIM_DIR.parent / "truth" / "guard", SIM_DIR / "runtime"
     return _plan_library(
         "guard",
         "check",

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from opforge.check import compare
 from opforge.check.place import Place
 from opforge.check.row import Fault
-from opforge.check.situation import own, where
+from opforge.check.situation import own
+from opforge.discover import where
 from opforge.op import Op, as_tuple
+from opforge.truth import compare
 
 _DIFFERENT = 86  # the exit code for other bits
 

@@ -13,10 +13,11 @@ import torch
 from opforge import sim
 from opforge.build import load, unsupported
 from opforge.build.plan import has_sources
-from opforge.check import guard
 from opforge.coverage import route
 from opforge.errors import NotSimulated
 from opforge.op import Op
+from opforge.sim import simulation
+from opforge.truth import guard
 
 PLACES = ("cpu", "sim", "cuda")
 LETTERS = {"cpu": "c", "sim": "s", "cuda": "g"}
@@ -28,7 +29,7 @@ class Place:
 
     name: str
     # For the simulator, as sim.active takes them; the CPU has "plain" and "cover".
-    mode: sim.Mode = "plain"
+    mode: simulation.Mode = "plain"
     seed: int | None = None
     placement: bool = False
     processors: int = sim.H200.multiprocessors  # of the simulated GPU

@@ -14,13 +14,13 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from opforge.check import guard
 from opforge.check.options import Options
 from opforge.check.results import FAILED, Result
-from opforge.check.situation import where
+from opforge.discover import where
 from opforge.errors import OpforgeError
 from opforge.op import Op
-from opforge.processes import ending, kill_group
+from opforge.terminal.processes import ending, kill_group
+from opforge.truth import guard
 
 _SECONDS = {False: 300.0, True: 900.0}  # that a row may take, quick and full
 _SANITIZER_SECONDS = 2400.0

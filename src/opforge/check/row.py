@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from opforge.check import compare, inputs, situation
+from opforge.check import situation
 from opforge.check.place import LETTERS, Place
 from opforge.check.situation import Situation, TooLarge
 from opforge.errors import OpforgeError, RecordError
 from opforge.op import Op
-from opforge.words import did_you_mean
+from opforge.terminal.words import did_you_mean
+from opforge.truth import compare, inputs
 
 if TYPE_CHECKING:
     from opforge.check.search.recipe import Recipe

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import opforge
-from opforge import settings, sim
+from opforge import settings
 from opforge.build import compile, load
 from opforge.build.plan import (
     COVERAGE,
@@ -28,10 +28,11 @@ from opforge.check.lanes import Task
 from opforge.check.options import Options
 from opforge.check.place import PLACES, Place
 from opforge.check.results import FAILED, NO_MEMORY, NOT_RUN, OpReport, Report, Result
-from opforge.check.situation import where
+from opforge.discover import where
 from opforge.errors import BuildError, KernelUnavailable, OpforgeError, ToolchainError
 from opforge.op import Op
-from opforge.progress import bar
+from opforge.sim import simulation
+from opforge.terminal.progress import bar
 
 _NEED_COVERAGE, _NEED_RACE = ("coverage", "found-cases", "narrowing"), ("sanitizer",)
 
@@ -180,7 +181,7 @@ def _plans(op: Op, place: str, todo: set[str]) -> list[Plan]:
                 plans.append(plan(op, place))
         else:
             modes = ("plain", "race") if todo & set(_NEED_RACE) else ("plain",)
-            targets = [sim.TARGETS[mode] for mode in modes]
+            targets = [simulation.TARGETS[mode] for mode in modes]
             plans += [plan(op, t) for t in targets if has_sources(op, t)]
             plans.append(plan_simulator())
         if todo & set(_NEED_COVERAGE) and place in COVERAGE and has_sources(op, COVERAGE[place]):

@@ -11,7 +11,7 @@ import sys
 from opforge.build import tools
 from opforge.check.place import Place
 from opforge.check.row import Fault, NotRun, Trial
-from opforge.check.situation import where
+from opforge.discover import where
 from opforge.op import Op
 
 _SECONDS = 580  # for one tool

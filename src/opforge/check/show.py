@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from opforge.check.compare import in_ulps
 from opforge.check.place import LETTERS, PLACES
 from opforge.check.results import FAILED, NOT_APPLICABLE, NOT_RUN, PASSED, OpReport, Report, Result
 from opforge.check.row import Row, all_rows
-from opforge.output import say, show_table
+from opforge.terminal.output import say, show_table
+from opforge.truth.compare import in_ulps
 
 _MARK = {PASSED: "[green]✓[/]", FAILED: "[red]✗[/]", NOT_RUN: "[yellow]–[/]", NOT_APPLICABLE: "·"}
 _SIGN = {PASSED: "✓", FAILED: "✗", NOT_RUN: "–", NOT_APPLICABLE: "·"}

@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from opforge.arguments import check_arguments
-from opforge.check import cases, compare, inputs
 from opforge.check.place import Place
+from opforge.discover import where
 from opforge.op import Make, Op, as_tuple
+from opforge.registration.arguments import check_arguments
+from opforge.truth import cases, compare, inputs
 
 _MOST = 1 << 26  # elements of a tensor that is made on the CPU
 _LARGE = 1 << 19  # elements of a case that takes seconds to compare
@@ -84,7 +85,7 @@ class Situation:
     def change(
         self, name: str, function: Callable[..., Any], *args: Any, **named: Any
     ) -> Situation:
-        """One argument passed through a function of :mod:`opforge.check.inputs`."""
+        """One argument passed through a function of :mod:`opforge.truth.inputs`."""
         twin = self.copy()
         twin.values[name] = function(twin.values[name], *args, **named)
         given = [name, *map(_literal, args), *(f"{k}={_literal(v)}" for k, v in named.items())]
@@ -239,8 +240,8 @@ class Situation:
             "import torch",
             "",
             "from opforge import Make, discover",
-            "from opforge.check import cases as checks",
-            "from opforge.check import inputs as change",
+            "from opforge.truth import cases as checks",
+            "from opforge.truth import inputs as change",
             "from opforge.check.place import Place",
             "",
             f"op = discover.find({where(self.op)!r})",
@@ -264,11 +265,6 @@ def _short(place: Place) -> str:
     plain = Place(place.name)
     given = [f"{k}={v!r}" for k, v in vars(place).items() if v != getattr(plain, k)]
     return f"Place({', '.join([repr(place.name), *given])})"
-
-
-def where(op: Op) -> str:
-    """What finds an op again: a built-in name, or its folder."""
-    return op.name if op.namespace == "opforge" else str(op.folder)
 
 
 def own(op: Op, place: Place, dtype: torch.dtype, seed: int) -> list[Situation]:

@@ -22,15 +22,16 @@ from typing import IO, Any
 import torch
 
 from opforge import discover
-from opforge.arguments import check_kinds
-from opforge.check import cases, compare, situation
+from opforge.check import situation
 from opforge.check.place import Place
 from opforge.check.results import FAILED, NO_MEMORY, NOT_APPLICABLE, NOT_RUN, PASSED, Result
 from opforge.check.row import NotApplicable, NotRun, Row, Trial, find
 from opforge.check.situation import Situation
 from opforge.errors import OpforgeError, RecordError, SimulationError
 from opforge.op import Op, as_tuple
-from opforge.processes import end_with_parent
+from opforge.registration.arguments import check_kinds
+from opforge.terminal.processes import end_with_parent
+from opforge.truth import cases, compare
 
 
 def main() -> None:

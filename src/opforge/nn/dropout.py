@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 import opforge
-from opforge import philox
+from opforge.ops.families import philox
 
 
 class Dropout(nn.Module):

@@ -6,7 +6,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 import opforge
-from opforge.losses import refuse_probabilities
+from opforge.ops.families.losses import refuse_probabilities
 
 
 class CrossEntropyLoss(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import opforge
-from opforge.norms import wide_dtype
+from opforge.ops.families.norms import wide_dtype
 
 
 class LayerNorm(nn.LayerNorm):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from opforge.profile.facts import WIDEST, Access, Call
 from opforge.profile.metrics import STALLS
-from opforge.words import percent, seconds, size
+from opforge.terminal.words import percent, seconds, size
 
 NEAR = 0.80  # of the peak DRAM bandwidth; a plain copy reaches about 0.85 of it on an H200
 EXTRA = 1.10  # times the bytes that must move: beyond sectors cut at the edges and workspaces

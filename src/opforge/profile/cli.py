@@ -30,9 +30,9 @@ def profile(
     """
     import json
 
-    from opforge.output import console, must_be_writable, say
     from opforge.profile import report, request, show
     from opforge.profile import timeline as timelines
+    from opforge.terminal.output import console, must_be_writable, say
 
     if timeline is not None and json_file is not None:
         raise typer.BadParameter("choose one of --timeline and --json")

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from opforge.gradient import Gradient
 from opforge.op import Op
+from opforge.registration.gradient import Gradient
 
 _lock = threading.Lock()
 _depth = 0

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 
 from opforge import discover
-from opforge.arguments import check_arguments
 from opforge.bench import shapes
 from opforge.bench.inputs import DeviceMake
 from opforge.bench.runner import dtype_of
 from opforge.build.load import find_prebuilt
 from opforge.build.plan import has_sources
-from opforge.check.cases import as_leaves, differentiable
-from opforge.check.situation import where
+from opforge.discover import where
 from opforge.errors import OpforgeError, ProfileError
 from opforge.op import Op, as_tuple
+from opforge.registration.arguments import check_arguments
+from opforge.truth.cases import as_leaves, differentiable
 
 _WARM_UP = 3  # calls; the first loads the kernel, all of them fill torch's memory pool
 

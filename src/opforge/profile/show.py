@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from opforge.output import say
 from opforge.profile.advice import advise
 from opforge.profile.facts import Access, Call, Kernel
 from opforge.profile.metrics import STALLS, WORKING
 from opforge.profile.report import Profile
-from opforge.words import percent, seconds, size
+from opforge.terminal.output import say
+from opforge.terminal.words import percent, seconds, size
 
 _UNKNOWN = "n/a"
 

@@ -6,10 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from opforge import sim
 from opforge.bench import shapes
 from opforge.bench.inputs import DeviceMake
-from opforge.check.cases import as_leaves
 from opforge.errors import (
     KernelUnavailable,
     NotSimulated,
@@ -20,7 +18,8 @@ from opforge.errors import (
 from opforge.profile import compiled, sass
 from opforge.profile.facts import Access, Call, Kernel
 from opforge.profile.request import Request
-from opforge.sim import runtime, stats
+from opforge.sim import runtime, simulation, stats
+from opforge.truth.cases import as_leaves
 
 _MOST = 1 << 20  # elements to simulate
 LEGEND = (
@@ -75,7 +74,7 @@ def simulate(request: Request, kernels: list[Kernel]) -> list[Call]:
     The first dims are cut so that it takes a second: counts per request do not depend on them.
     """
     op = request.op
-    runtime.build([op], sim.TARGETS["race"])
+    runtime.build([op], simulation.TARGETS["race"])
     code = {k.name: k for k in kernels}
     made = shapes.arguments(op, DeviceMake(request.dtype, "cpu"), cut(request.shape))
     return [

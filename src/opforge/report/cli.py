@@ -24,10 +24,10 @@ def report(
     title: Annotated[str, typer.Option(help="what the page is called")] = "opforge report",
 ) -> None:
     """Make one page of HTML from results: plots, tables, losses and failures included."""
-    from opforge.output import must_be_writable
     from opforge.report.load import load
     from opforge.report.markup import count
     from opforge.report.page import page
+    from opforge.terminal.output import must_be_writable
 
     must_be_writable(output)
     results, reports = load(files or [])

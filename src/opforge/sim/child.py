@@ -15,8 +15,8 @@ from typing import Any
 
 from opforge import discover
 from opforge.errors import OpforgeError
-from opforge.processes import end_with_parent
 from opforge.sim import command
+from opforge.terminal.processes import end_with_parent
 
 
 def main() -> None:

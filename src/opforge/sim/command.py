@@ -24,14 +24,14 @@ from rich.console import Console
 
 from opforge import sim
 from opforge.build import toolchain
-from opforge.check.cases import Case, check_backward, check_forward, differentiable
-from opforge.check.compare import Mismatch, same_bits
-from opforge.check.situation import where
+from opforge.discover import where
 from opforge.errors import OpforgeError, RecordError, SimulationError, ToolchainError
 from opforge.op import Make, Op
-from opforge.processes import ending, kill_group
-from opforge.progress import bar
-from opforge.sim import runtime, stats
+from opforge.sim import runtime, simulation, stats
+from opforge.terminal.processes import ending, kill_group
+from opforge.terminal.progress import bar
+from opforge.truth.cases import Case, check_backward, check_forward, differentiable
+from opforge.truth.compare import Mismatch, same_bits
 
 _ASAN_DIED = 99  # the exit code of a process that AddressSanitizer ends
 
@@ -75,7 +75,10 @@ def _backward(op: Op, case: Case) -> tuple[torch.Tensor, ...]:
 
 
 def simulate(
-    op: Op, mode: sim.Mode, seed: int | None, begin: Callable[[str], None] = lambda what: None
+    op: Op,
+    mode: simulation.Mode,
+    seed: int | None,
+    begin: Callable[[str], None] = lambda what: None,
 ) -> Outcome:
     """Run all cases, in order and once more shuffled, and collect what is found.
 
@@ -104,8 +107,8 @@ def simulate(
     if outcome.runs == 0:
         raise RecordError(f"the record of {op.name} yields no cases; there is nothing to simulate")
     for text in dict.fromkeys(str(w.message) for w in caught):
-        if text.startswith(sim.WARNING):
-            outcome.warnings.append(text.removeprefix(sim.WARNING))
+        if text.startswith(simulation.WARNING):
+            outcome.warnings.append(text.removeprefix(simulation.WARNING))
     return outcome
 
 
@@ -138,10 +141,10 @@ def count_traffic(op: Op) -> Outcome:
 
 
 def simulate_all(
-    ops: list[Op], mode: sim.Mode, seed: int | None, traffic: bool = False
+    ops: list[Op], mode: simulation.Mode, seed: int | None, traffic: bool = False
 ) -> list[Outcome]:
     """Simulate each op, or count its traffic; with a progress bar where somebody watches."""
-    runtime.build(ops, sim.TARGETS[mode])  # with a progress bar of its own
+    runtime.build(ops, simulation.TARGETS[mode])  # with a progress bar of its own
     count = len(ops) if traffic else sum(1 for op in ops for _ in runs(op))
     outcomes: list[Outcome] = []
     with contextlib.ExitStack() as stack:

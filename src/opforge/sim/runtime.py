@@ -20,7 +20,7 @@ from opforge.build.plan import COVERAGE, SIM_TARGETS, Plan, namespace, plan, pla
 from opforge.coverage import recorder
 from opforge.errors import BuildError, KernelUnavailable
 from opforge.op import Op
-from opforge.register import BELOW
+from opforge.registration.register import BELOW
 
 _lock = threading.RLock()
 # (namespace, op, target) -> its definitions, which live as long as the process, and its library

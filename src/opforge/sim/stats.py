@@ -11,7 +11,7 @@ from opforge import sim
 from opforge.errors import RecordError
 from opforge.op import Make, Op, as_tuple
 from opforge.sim import Call, Traffic
-from opforge.words import size
+from opforge.terminal.words import size
 
 # Rounding to sectors and small workspaces aside, a kernel should not move more than its model.
 _SLACK, _SLACK_BYTES = 1.05, 4096

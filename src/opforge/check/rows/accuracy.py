@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from opforge.check import cases, compare, inputs
 from opforge.check.row import NotApplicable, Trial, row
 from opforge.check.situation import Situation
+from opforge.truth import cases, compare, inputs
 
 _LONG, _SMALL = 1 << 14, 2  # a dim, and what others are cut to
 _MOST = 32 * _LONG  # elements of a case: more take seconds

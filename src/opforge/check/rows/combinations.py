@@ -8,10 +8,10 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from opforge.check import inputs
 from opforge.check.row import NotApplicable, Trial, row
 from opforge.check.situation import Situation
 from opforge.op import is_float
+from opforge.truth import inputs
 
 _LAYOUTS = (
     inputs.contiguous,

@@ -7,9 +7,9 @@ import re
 
 import torch
 
-from opforge.check import compare, inputs
 from opforge.check.row import Fault, NotApplicable, Trial, row
 from opforge.check.situation import Situation
+from opforge.truth import compare, inputs
 
 _OTHER_DTYPES = (torch.int32, torch.int64, torch.bool, torch.complex64, torch.float16)
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
-from opforge.check import ahead_of_time, cases, compare, explain, inputs
+from opforge.check import ahead_of_time, explain
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
 from opforge.check.situation import Situation
 from opforge.op import Op, as_tuple, is_float
+from opforge.truth import cases, compare, inputs
 
 
 def _overload(op: Op) -> Any:

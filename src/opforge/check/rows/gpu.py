@@ -20,11 +20,11 @@ import torch
 
 from opforge.build import load
 from opforge.build.plan import has_sources
-from opforge.check import cases, compare, inputs
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
 from opforge.check.situation import Situation, TooLarge
 from opforge.errors import KernelUnavailable, SimulationError
 from opforge.op import as_tuple
+from opforge.truth import cases, compare, inputs
 
 
 def _simulate_placement(t: Trial, kinds: tuple[str, ...]) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch.autograd.gradcheck import GradcheckError
 
-from opforge.check import cases, explain, inputs
+from opforge.check import explain
 from opforge.check.row import Fault, NotApplicable, Trial, row
 from opforge.check.situation import Situation
 from opforge.op import as_tuple, is_float
+from opforge.truth import cases, inputs
 
 _FEW = 80  # elements of a case that is differentiated numerically
 

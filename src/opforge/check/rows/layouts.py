@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import torch
 
 from opforge.build.plan import has_sources
-from opforge.check import cases, compare, inputs
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
 from opforge.check.situation import Situation
 from opforge.op import as_tuple
+from opforge.truth import cases, compare, inputs
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 

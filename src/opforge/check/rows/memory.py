@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from opforge.check import guard, inputs
 from opforge.check.row import NotRun, Trial, row
 from opforge.check.situation import Situation
 from opforge.errors import BuildError, CacheError, KernelUnavailable, ToolchainError
 from opforge.op import MAY_OVERWRITE, Backward
+from opforge.truth import guard, inputs
 
 _ODD, _EXACT = 33, 64  # the latter a multiple of torch's alignment in every dtype
 _SMALL = 5  # what other dims are cut to

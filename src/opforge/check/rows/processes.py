@@ -11,7 +11,7 @@ import tempfile
 from opforge.build import toolchain
 from opforge.build.plan import has_sources
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
-from opforge.check.situation import where
+from opforge.discover import where
 from opforge.errors import ToolchainError
 
 _IMPORT = """

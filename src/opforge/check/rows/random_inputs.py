@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, assume, given, seed, settings
 from hypothesis import strategies as st
 from hypothesis.errors import Flaky, Unsatisfiable
 
-from opforge.check import inputs
 from opforge.check.row import Fault, NotApplicable, Trial, row
 from opforge.check.situation import Situation, TooLarge
+from opforge.truth import inputs
 
 _SIZES = (0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 64, 127, 129, 255, 257)
 _LAYOUTS = (

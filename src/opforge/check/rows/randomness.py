@@ -7,10 +7,10 @@ import math
 
 import torch
 
-from opforge.check import inputs
 from opforge.check.row import Fault, NotApplicable, Trial, row
 from opforge.check.situation import Situation
 from opforge.op import as_tuple
+from opforge.truth import inputs
 
 _ROWS, _COLUMNS = 256, 512
 _SIGMAS = 5  # one in two million

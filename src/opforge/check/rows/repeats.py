@@ -11,11 +11,13 @@ from dataclasses import replace
 
 import torch
 
-from opforge.check import compare, sanitizer
+from opforge.check import sanitizer
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
 from opforge.check.search.recipe import exercise
-from opforge.check.situation import Situation, where
+from opforge.check.situation import Situation
+from opforge.discover import where
 from opforge.errors import ToolchainError
+from opforge.truth import compare
 
 _RACED = 1 << 18  # elements of a case that a quick check looks at for races
 

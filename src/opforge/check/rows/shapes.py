@@ -7,10 +7,10 @@ import time
 
 import torch
 
-from opforge.check import inputs
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
 from opforge.check.rows.errors import names_it
 from opforge.check.situation import Situation
+from opforge.truth import inputs
 
 _SMALL = 5  # what other dims are cut to while one is long
 _BESIDE_ONE = 300  # and while one is 1

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from opforge.check import compare, inputs
 from opforge.check.row import Fault, NotApplicable, Trial, row
 from opforge.check.situation import Situation
+from opforge.truth import compare, inputs
 
 _GROWTH = 8 << 20  # bytes that a process may grow by for reasons of its own
 _THREADS = (1, 2, 3, 5, 8)

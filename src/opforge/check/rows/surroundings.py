@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from opforge import discover
-from opforge.check import cases, compare, inputs
 from opforge.check.row import Fault, NotApplicable, Trial, row
 from opforge.op import Op, as_tuple
+from opforge.truth import cases, compare, inputs
 
 
 @row(

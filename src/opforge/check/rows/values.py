@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import torch
 
-from opforge.check import cases, compare, inputs
 from opforge.check.row import Fault, NotApplicable, Trial, row
 from opforge.check.situation import Situation
 from opforge.op import as_tuple
+from opforge.truth import cases, compare, inputs
 
 _INF, _NAN = float("inf"), float("nan")
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from opforge.check import cases, inputs, situation
+from opforge.check import situation
 from opforge.check.place import Place
 from opforge.check.situation import Situation
 from opforge.errors import RecordError
 from opforge.op import Op, as_tuple
+from opforge.truth import cases, inputs
 
 LAYOUTS = (
     "contiguous",
@@ -57,7 +58,7 @@ class Recipe:
 
     ``sizes`` are the record's and what they become, ``dims`` is how many are put before those of
     the tensors that have the most; ``options`` are arguments that are no tensors,
-    or None; ``values`` and ``layouts`` name functions of :mod:`opforge.check.inputs`, as
+    or None; ``values`` and ``layouts`` name functions of :mod:`opforge.truth.inputs`, as
     ``gradient`` does, which is None where no tensor wants one. ``only`` is the position of the one
     argument that does, ``output`` of the one output that gets one. ``processors`` are those of the
     simulated GPU, if it is another than usual: few rows are many for a small one.

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opforge import philox
 from opforge.op import Backward, Make, Op
+from opforge.ops.families import philox
 
 NAME = "bias_dropout_residual"
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import opforge
-from opforge.losses import (
+from opforge.op import Backward, Make, Op
+from opforge.ops.families.losses import (
     MEAN,
     NONE,
     REDUCTIONS,
@@ -27,8 +28,7 @@ from opforge.losses import (
     refuse_probabilities,
     validate_options,
 )
-from opforge.norms import no_tensor, wide, wide_dtype
-from opforge.op import Backward, Make, Op
+from opforge.ops.families.norms import no_tensor, wide, wide_dtype
 
 
 def reference(

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opforge import philox
 from opforge.op import Backward, Make, Op
+from opforge.ops.families import philox
 
 
 def reference(x: Tensor, seed: Tensor, p: float) -> Tensor:

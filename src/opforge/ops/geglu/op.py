@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import opforge
-from opforge import gated
 from opforge.op import Backward, Make, Op
+from opforge.ops.families import gated
 
 APPROXIMATE = {"none": False, "tanh": True}
 

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 import opforge
-from opforge import norms
 from opforge.op import Backward, Make, Op
+from opforge.ops.families import norms
 
 
 def reference(

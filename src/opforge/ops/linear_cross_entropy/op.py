@@ -24,7 +24,8 @@ from torch.nn import functional
 
 import opforge
 from opforge import discover
-from opforge.losses import (
+from opforge.op import Backward, Make, Op
+from opforge.ops.families.losses import (
     BIAS,
     INPUT,
     MEAN,
@@ -41,8 +42,7 @@ from opforge.losses import (
     rows_of_chunk,
     validate_options,
 )
-from opforge.norms import no_tensor, wide_dtype
-from opforge.op import Backward, Make, Op
+from opforge.ops.families.norms import no_tensor, wide_dtype
 
 
 @functools.cache

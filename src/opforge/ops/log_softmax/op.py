@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import opforge
-from opforge import softmaxes
 from opforge.op import Backward, Op
+from opforge.ops.families import softmaxes
 
 
 def reference(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:

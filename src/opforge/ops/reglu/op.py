@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import opforge
-from opforge import gated
 from opforge.op import Backward, Op
+from opforge.ops.families import gated
 
 
 def reference(gate: Tensor, up: Tensor | None) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 import opforge
-from opforge import norms
 from opforge.op import Backward, Make, Op
+from opforge.ops.families import norms
 
 _DEFAULTS = {
     "seed": None,

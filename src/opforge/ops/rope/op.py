@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import opforge
-from opforge.arguments import can_look_at
 from opforge.op import Backward, Make, Op
+from opforge.registration.arguments import can_look_at
 
 
 def reference(

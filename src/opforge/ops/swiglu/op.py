@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 import opforge
-from opforge import gated
 from opforge.op import Backward, Op
+from opforge.ops.families import gated
 
 
 def reference(gate: Tensor, up: Tensor | None) -> Tensor:

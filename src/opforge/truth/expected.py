@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from opforge.check import compare
-from opforge.check.narrow_rounding import NarrowRounding
-from opforge.check.rounding import RandomRounding
-from opforge.check.sums import short_cumsum
 from opforge.op import Op, as_tuple, is_float
+from opforge.truth import compare
+from opforge.truth.narrow_rounding import NarrowRounding
+from opforge.truth.rounding import RandomRounding
+from opforge.truth.sums import short_cumsum
 
 Case = tuple[Any, ...]
 Pick = Callable[[torch.Tensor], torch.Tensor]

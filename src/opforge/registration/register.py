@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch.library import Library
 
-from opforge import gradient, inductor, vmap
-from opforge.arguments import check_arguments
-from opforge.calls import AUTOCAST_KEYS, autocast_rule, make_call, transformable
 from opforge.errors import RecordError
 from opforge.op import Backward, Op, as_result, as_tuple
-from opforge.schema import Schema, parse
+from opforge.registration import gradient, inductor, vmap
+from opforge.registration.arguments import check_arguments
+from opforge.registration.calls import AUTOCAST_KEYS, autocast_rule, make_call, transformable
+from opforge.registration.schema import Schema, parse
 
 BELOW = "below_autograd"  # the overload that autograd does not see; host.h registers it, too
 

@@ -119,3 +119,13 @@ def until_nobody_reads() -> Iterator[None]:
     finally:
         sys.stdout.flush()
         sys.stdout = stream
+
+
+def plain_table(*heads: str, text: str | None = None) -> Table:
+    """A table of names and numbers, which are never cut, and a last column that may wrap."""
+    table = Table(box=None)
+    for head in heads:
+        table.add_column(head, no_wrap=True)
+    if text is not None:
+        table.add_column(text)
+    return table

@@ -21,7 +21,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from opforge.check import pattern
+from opforge.truth import pattern
 
 # Elements looked at together: what caches hold; and a result may fill half of the memory.
 _CHUNK = {"cpu": 1 << 17, "cuda": 1 << 26}

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from opforge import discover, settings
-from opforge.arguments import can_look_at
-from opforge.norms import no_tensor, wide_dtype
+from opforge.ops.families.norms import no_tensor, wide_dtype
+from opforge.registration.arguments import can_look_at
 
 Reduction = Literal["none", "mean", "sum"]
 REDUCTIONS: tuple[Reduction, ...] = ("none", "mean", "sum")

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from opforge.check.truth import Case, Results, Truth
 from opforge.op import Op
+from opforge.truth.expected import Case, Results, Truth
 
 _SMALL = 1 << 18  # elements of a case; larger ones come up once
 _MOST = 1 << 23  # elements of all cases and results that are remembered

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from opforge.errors import RecordError
-from opforge.words import did_you_mean
+from opforge.terminal.words import did_you_mean
 
 NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
 # Names become C++ identifiers, too; these are the likely ones among C++'s keywords.

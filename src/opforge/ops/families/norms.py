@@ -15,8 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from opforge import philox
 from opforge.op import Make
+from opforge.ops.families import philox
 
 RELU, DROPOUT = 1, 2  # in the schema's `before` and `after`
 Where = Literal["before", "after"] | None

@@ -19,7 +19,7 @@ import torch
 
 from opforge.errors import RecordError
 from opforge.op import MAY_OVERWRITE, Backward, as_result, as_tuple, is_float
-from opforge.schema import Schema
+from opforge.registration.schema import Schema
 
 
 class Gradient:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opforge.check.rounding import EXACT, Mode, name_of
+from opforge.truth.rounding import EXACT, Mode, name_of
 
 _ODD = -0x61C8864680B583EB  # 2^64 by the golden ratio: a factor that spreads bits
 

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from opforge.check import guard
+from opforge.truth import guard
 
 FAR = 2**31  # elements apart, beyond what an int can index
 # That huge tensors repeat; a prime, so that an index which wraps around at a power of two meets

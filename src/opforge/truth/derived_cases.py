@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from opforge.arguments import check_arguments
 from opforge.errors import RecordError
 from opforge.op import Make, Op
-from opforge.schema import Arg
+from opforge.registration.arguments import check_arguments
+from opforge.registration.schema import Arg
 
 Shape = tuple[int, ...]
 Choice = Any  # the shape of a tensor, or the value of another argument

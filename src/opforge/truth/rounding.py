@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from opforge.check.sums import power_of_two, root_of_squares, short_cumsum
+from opforge.truth.sums import power_of_two, root_of_squares, short_cumsum
 
 
 def _names(text: str) -> frozenset[str]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from opforge import philox
-from opforge.check import compare, known
-from opforge.check.rounding import RandomRounding, random_rounding
-from opforge.check.truth import Case, Pick, Results, Truth, cast, differentiable, nearby
 from opforge.op import Backward, Op, as_tuple, is_float
+from opforge.ops.families import philox
+from opforge.truth import compare, known
+from opforge.truth.expected import Case, Pick, Results, Truth, cast, differentiable, nearby
+from opforge.truth.rounding import RandomRounding, random_rounding
 
 # What cases are made of and compared with is used beside them.
 __all__ = [

@@ -23,9 +23,9 @@ import torch
 import torch.autograd.forward_ad as forward_ad
 from torch._C import DispatchKey, DispatchKeySet
 
-from opforge import gradient, vmap
-from opforge.arguments import explain
 from opforge.op import Op, is_float
+from opforge.registration import gradient, vmap
+from opforge.registration.arguments import explain
 
 _PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter})
 

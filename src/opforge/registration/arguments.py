@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from opforge.op import Op
-from opforge.schema import Arg
+from opforge.registration.schema import Arg
 
 # host.h starts the message of a failed allocation with this text.
 ALLOCATION_FAILED = "opforge: out of memory"

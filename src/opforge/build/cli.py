@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``opforge build``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from opforge.errors import OpforgeError, RecordError
+from opforge.terminal.options import Ops, records_of
+from opforge.terminal.output import console, plain_table, say, show_table
+
+
+def build(
+    ops: Ops = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="CPU kernels")] = False,
+    cuda: Annotated[bool, typer.Option("--cuda", help="CUDA kernels; needs nvcc, no GPU")] = False,
+    arch: Annotated[
+        str | None, typer.Option(help="GPU architectures, such as '9.0' or 'Ampere;Hopper'")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--out", help="put the libraries into this folder as well")
+    ] = None,
+    wheel: Annotated[
+        bool, typer.Option("--wheel", help="write a wheel to --out (or dist/)")
+    ] = False,
+) -> None:
+    """Compile kernels: into the cache, a folder for OPFORGE_PREBUILT, or a wheel."""
+    from opforge import settings
+    from opforge.build import arch as architectures
+    from opforge.build import compile, ship, toolchain
+    from opforge.build.plan import has_sources, plan
+
+    out = console()
+    records = records_of(ops)
+    if arch:
+        architectures.parse(arch)  # a typo is an error even if nothing is compiled for a GPU
+    targets = [t for t, wished in (("cpu", cpu), ("cuda", cuda)) if wished]
+    if not targets:  # what this machine can build
+        targets = ["cpu"]
+        try:
+            if settings.cuda_enabled():
+                toolchain.find_cuda()
+                targets.append("cuda")
+        except OpforgeError as reason:
+            say(out, f"CUDA kernels are left out: {reason}")
+    plans = [plan(op, t, arch) for op in records for t in targets if has_sources(op, t)]
+    if not plans:
+        names = ", ".join(op.name for op in records)
+        raise RecordError(f"nothing to build: {names} has no source for {' or '.join(targets)}")
+    started = time.monotonic()
+    libraries = compile.build(plans)
+    table = plain_table("op", "target", "architectures", "KB", text="library")
+    placed = (
+        ship.to_folder(libraries, output) if output and not wheel else [b.path for b in libraries]
+    )
+    for library, path in zip(libraries, placed, strict=True):
+        facts = library.manifest
+        size = f"{facts['size'] // 1024}"
+        table.add_row(
+            facts["op"], facts["target"], " ".join(facts["archs"]), size, escape(str(path))
+        )
+    show_table(out, table)
+    if wheel:
+        made = ship.to_wheel(records, libraries, output or Path("dist"))
+        say(out, f"wheel: {made}")
+    count = f"{len(libraries)} librar{'y' if len(libraries) == 1 else 'ies'}"
+    say(out, f"{count} in {time.monotonic() - started:.1f} s")
