@@ -31,11 +31,11 @@ op = Op(
 )
 """
 _INCLUDES = """\
-#include <opforge/async.h>
-#include <opforge/cluster.h>
+#include <opforge/core/async.h>
+#include <opforge/core/cluster.h>
 #include <opforge/host.h>
-#include <opforge/shared.h>
-#include <opforge/vec.h>
+#include <opforge/core/shared.h>
+#include <opforge/core/vec.h>
 
 #include <cstring>
 

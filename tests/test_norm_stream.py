@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """layer_norm and rms_norm of many long rows, simulated on a GPU of few multiprocessors: so that
-blocks take several tiles of them (norm_stream.cuh); and gradients of rows longer still."""
+blocks take several tiles of them (families/norm/stream.cuh); and gradients of rows longer still."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The random bits of rng.h and cpu_rng.h are Philox4x32-10's, for every element the right ones."""
+"""The random bits of rng.h and cpu/rng.h are Philox4x32-10's, for every element the right ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KNOWN = [
 ]
 
 KERNELS = """
-#include <opforge/rng.h>
+#include <opforge/core/rng.h>
 
 using opforge::keep;
 
@@ -87,7 +87,7 @@ PACKED = [1, 2, 4, 8, 16]
 DROPPED = [0, 0, 1, 1, 6554, 32768, 65535, 65535, 65536]
 
 CPU = """
-#include <opforge/cpu_rng.h>
+#include <opforge/cpu/rng.h>
 #include <opforge/host.h>
 
 static opforge::Tensor halves(const opforge::Tensor& like, int64_t seed, int64_t first, int64_t n) {

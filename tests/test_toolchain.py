@@ -129,7 +129,7 @@ def test_a_changed_source_or_header_is_another_key(op_folder: Path) -> None:
 def test_opforge_headers_are_part_of_the_key(tmp_path: Path) -> None:
     folder = write_op(tmp_path / "kernel", cpp="kernel")
     names = planned(folder).ingredients
-    assert {"header opforge/host.h", "header opforge/types.h"} <= names.keys()
+    assert {"header opforge/host.h", "header opforge/core/types.h"} <= names.keys()
 
 
 @pytest.mark.usefixtures("untried")

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/cpu_elementwise.h>
-#include <opforge/cpu_math.h>
+#include <opforge/cpu/elementwise.h>
+#include <opforge/cpu/math.h>
 #include <opforge/host.h>
 
 namespace opforge {

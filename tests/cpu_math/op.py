@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The functions of opforge/cpu_math.h, chosen by number."""
+"""The functions of opforge/cpu/math.h, chosen by number."""
 
 import torch
 from torch import Tensor

@@ -15,15 +15,19 @@ _CONSTRUCTS = [
     (r"\b(?:mma\.sync|wmma|tcgen05)\b", "tensor-core instructions", "they run on a GPU only"),
     (r"#\s*include\s*[<\"]cu(?:te|tlass)/", "CUTLASS", "kernels built on it run on a GPU only"),
     (r"#\s*include\s*<mma\.h>", "tensor-core instructions", "they run on a GPU only"),
-    (r"#\s*include\s*<cuda_(?:fp16|bf16)\.h>", "CUDA's half types", "use opforge/types.h"),
+    (r"#\s*include\s*<cuda_(?:fp16|bf16)\.h>", "CUDA's half types", "use opforge/core/types.h"),
     (r"<<<", "<<<…>>>", "launch through opforge::launch"),
     (r"\b__shared__\b", "a bare __shared__", "take shared memory from opforge::shared<Struct>()"),
-    (r"\bcp\.async\b|\b__pipeline_", "asynchronous copies", "use bulk_copy() of opforge/async.h"),
-    (r"\bmbarrier\b", "mbarriers", "use Barrier of opforge/async.h"),
+    (
+        r"\bcp\.async\b|\b__pipeline_",
+        "asynchronous copies",
+        "use bulk_copy() of opforge/core/async.h",
+    ),
+    (r"\bmbarrier\b", "mbarriers", "use Barrier of opforge/core/async.h"),
     (
         r"__cluster_dims__|\bcluster_group\b",
         "clusters",
-        "launch with Config::cluster, and use opforge/cluster.h",
+        "launch with Config::cluster, and use opforge/core/cluster.h",
     ),
     (r"\basm\s*(?:volatile|__volatile__)?\s*\(|\b__asm", "inline PTX", "give it a plain C++ twin"),
     (

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <opforge/core/launch.h>
 #include <opforge/host.h>
-#include <opforge/launch.h>
 
 namespace opforge {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <opforge/elementwise.cuh>
+#include <opforge/algorithms/elementwise.cuh>
 
 namespace opforge {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <cuda_runtime.h>
-#include <opforge/vec.h>
+#include <opforge/core/vec.h>
 
 namespace opforge {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <opforge/shared.h>
+#include <opforge/core/shared.h>
 
 namespace opforge {
 

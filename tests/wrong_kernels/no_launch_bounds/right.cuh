@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <opforge/types.h>
+#include <opforge/core/types.h>
 
 namespace opforge {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <opforge/cluster.h>
-#include <opforge/shared.h>
+#include <opforge/core/cluster.h>
+#include <opforge/core/shared.h>
 
 namespace opforge {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <opforge/async.h>
-#include <opforge/shared.h>
+#include <opforge/core/async.h>
+#include <opforge/core/shared.h>
 
 namespace opforge {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <opforge/reduce.h>
+#include <opforge/core/reduce.h>
 
 namespace opforge {
 

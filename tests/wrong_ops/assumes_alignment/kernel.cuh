@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <opforge/index.h>
-#include <opforge/launch.h>
-#include <opforge/vec.h>
+#include <opforge/core/index.h>
+#include <opforge/core/launch.h>
+#include <opforge/core/vec.h>
 
 namespace opforge {
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <opforge/launch.h>
-#include <opforge/shared.h>
-#include <opforge/types.h>
+#include <opforge/core/launch.h>
+#include <opforge/core/shared.h>
+#include <opforge/core/types.h>
 
 namespace opforge {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <opforge/index.h>
-#include <opforge/launch.h>
+#include <opforge/core/index.h>
+#include <opforge/core/launch.h>
 
 namespace opforge {
 

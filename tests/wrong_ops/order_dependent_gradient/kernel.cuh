@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <opforge/launch.h>
+#include <opforge/core/launch.h>
 
 namespace opforge {
 

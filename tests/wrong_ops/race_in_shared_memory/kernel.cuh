@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <opforge/launch.h>
-#include <opforge/shared.h>
+#include <opforge/core/launch.h>
+#include <opforge/core/shared.h>
 
 namespace opforge {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/cpu_elementwise.h>
+#include <opforge/cpu/elementwise.h>
 #include <opforge/host.h>
 
 #include <bit>

@@ -3,8 +3,8 @@
 // nothing but one float per row is written. What is left is the speed of reading.
 #pragma once
 
-#include <opforge/launch.h>
-#include <opforge/vec.h>
+#include <opforge/core/launch.h>
+#include <opforge/core/vec.h>
 
 #include <cmath>
 

@@ -3,9 +3,9 @@
 // the current stream, and registration. The only opforge header that knows torch.
 #pragma once
 
-#include <opforge/layout.h>
-#include <opforge/text.h>
-#include <opforge/types.h>
+#include <opforge/core/layout.h>
+#include <opforge/core/text.h>
+#include <opforge/core/types.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -27,7 +27,7 @@
 #include <torch/csrc/stable/accelerator.h>
 #endif
 #if defined(USE_CUDA)
-#include <opforge/launch.h>
+#include <opforge/core/launch.h>
 #endif
 
 namespace opforge {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/cpu_columns.h>
-#include <opforge/cpu_dropout.h>
+#include <opforge/cpu/columns.h>
+#include <opforge/families/dropout/cpu.h>
 #include <opforge/host.h>
 
 namespace opforge {

@@ -3,9 +3,9 @@
 // grad and writes grad_x: one copy; the bias gradient is summed on the way.
 #pragma once
 
-#include <opforge/columns.cuh>
-#include <opforge/dropout.cuh>
-#include <opforge/elementwise.cuh>
+#include <opforge/algorithms/columns.cuh>
+#include <opforge/algorithms/elementwise.cuh>
+#include <opforge/families/dropout/device.cuh>
 
 namespace opforge {
 

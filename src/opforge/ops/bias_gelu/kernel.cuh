@@ -4,9 +4,9 @@
 // computed again, so that x and bias are all that is saved.
 #pragma once
 
-#include <opforge/activations.cuh>
-#include <opforge/columns.cuh>
-#include <opforge/elementwise.cuh>
+#include <opforge/algorithms/columns.cuh>
+#include <opforge/algorithms/elementwise.cuh>
+#include <opforge/families/activations/device.cuh>
 
 namespace opforge {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/host_rows.h>
+#include <opforge/host/rows.h>
 
 #include "kernel.cuh"
 #include "rows.h"

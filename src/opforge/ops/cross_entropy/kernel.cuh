@@ -9,14 +9,14 @@
 // element.
 #pragma once
 
-#include <opforge/index.h>
-#include <opforge/launch.h>
-#include <opforge/reduce.h>
-#include <opforge/vec.h>
+#include <opforge/core/index.h>
+#include <opforge/core/launch.h>
+#include <opforge/core/reduce.h>
+#include <opforge/core/vec.h>
 
 #include <cmath>
-#include <opforge/activations.cuh>
-#include <opforge/rows.cuh>
+#include <opforge/algorithms/rows.cuh>
+#include <opforge/families/activations/device.cuh>
 
 namespace opforge {
 

@@ -2,10 +2,10 @@
 // Running sums down the rows of matrices, for many columns side by side.
 #pragma once
 
-#include <opforge/launch.h>
-#include <opforge/layout.h>
-#include <opforge/scan.h>
-#include <opforge/vec.h>
+#include <opforge/core/launch.h>
+#include <opforge/core/layout.h>
+#include <opforge/core/scan.h>
+#include <opforge/core/vec.h>
 
 #include <algorithm>
 

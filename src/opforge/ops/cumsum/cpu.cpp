@@ -3,8 +3,8 @@
 // always. The sums of earlier elements are carried in sum_t, which is double for float, and those
 // of a block of elements are added up before they join them: one by one, equal terms would be
 // rounded to the same side every time.
-#include <opforge/cpu_sum.h>
-#include <opforge/split.h>
+#include <opforge/cpu/sum.h>
+#include <opforge/host/split.h>
 
 namespace opforge {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/split.h>
+#include <opforge/host/split.h>
 
 #include "kernel.cuh"
 

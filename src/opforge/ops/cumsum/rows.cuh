@@ -2,11 +2,11 @@
 // Running sums of adjacent elements.
 #pragma once
 
-#include <opforge/askew.h>
-#include <opforge/launch.h>
-#include <opforge/layout.h>
-#include <opforge/scan.h>
-#include <opforge/vec.h>
+#include <opforge/core/launch.h>
+#include <opforge/core/layout.h>
+#include <opforge/core/scan.h>
+#include <opforge/core/unaligned.h>
+#include <opforge/core/vec.h>
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/cpu_dropout.h>
+#include <opforge/families/dropout/cpu.h>
 #include <opforge/host.h>
 
 namespace opforge {

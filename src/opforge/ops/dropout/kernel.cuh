@@ -4,5 +4,5 @@
 // thread; the copy leaves time for 240.
 #pragma once
 
-#include <opforge/dropout.cuh>
-#include <opforge/elementwise.cuh>
+#include <opforge/algorithms/elementwise.cuh>
+#include <opforge/families/dropout/device.cuh>

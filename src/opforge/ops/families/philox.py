@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is dropped, in plain PyTorch: the numbers of ``include/opforge/rng.h``, bit for bit."""
+"""What is dropped, in plain PyTorch: the numbers of ``include/opforge/core/rng.h``, bit for bit."""
 
 from __future__ import annotations
 

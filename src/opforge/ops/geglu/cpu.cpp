@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/cpu_activations.h>
-#include <opforge/cpu_gated.h>
-#include <opforge/gated.h>
+#include <opforge/families/activations/cpu.h>
+#include <opforge/families/gated/cpu.h>
+#include <opforge/families/gated/host.h>
 
 namespace opforge {
 

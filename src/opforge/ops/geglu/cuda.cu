@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/gated.h>
+#include <opforge/families/gated/host.h>
 
 #include "kernel.cuh"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/cpu_norm_host.h>
-#include <opforge/split.h>
+#include <opforge/families/norm/cpu_host.h>
+#include <opforge/host/split.h>
 
 #include "cpu_pixels.h"
 

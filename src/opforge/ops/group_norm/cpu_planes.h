@@ -3,8 +3,8 @@
 // that lie pixel by pixel are in cpu_pixels.h. Includes no torch header.
 #pragma once
 
-#include <opforge/cpu_activations.h>
-#include <opforge/cpu_norm.h>
+#include <opforge/families/activations/cpu.h>
+#include <opforge/families/norm/cpu_forward.h>
 
 namespace opforge {
 

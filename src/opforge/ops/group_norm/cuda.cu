@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/host_rows.h>
-#include <opforge/split.h>
+#include <opforge/host/rows.h>
+#include <opforge/host/split.h>
 
 #include "pixels.cuh"
 

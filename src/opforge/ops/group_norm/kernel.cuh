@@ -8,8 +8,8 @@
 // its operands again for grad_x, in part from the L2 cache.
 #pragma once
 
-#include <opforge/activations.cuh>
-#include <opforge/norm_backward.cuh>
+#include <opforge/families/activations/device.cuh>
+#include <opforge/families/norm/backward.cuh>
 
 namespace opforge {
 

@@ -4,4 +4,4 @@
 // rms_norm.
 #pragma once
 
-#include <opforge/norm_backward.cuh>
+#include <opforge/families/norm/backward.cuh>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/cpu_sum.h>
+#include <opforge/cpu/sum.h>
 #include <opforge/host.h>
 
 namespace opforge {

@@ -4,14 +4,14 @@
 // Three shapes of the same sum, by how x lies in memory:
 //   rows      the reduced dims hold contiguous runs: a group of threads per run, 16-byte vectors;
 //             several runs, or the pieces of a long one, are added in a second launch;
-//   columns   the kept dim is contiguous: opforge/columns.cuh;
+//   columns   the kept dim is contiguous: opforge/algorithms/columns.cuh;
 //   scattered anything else: a group of threads per output, element by element.
 #pragma once
 
-#include <opforge/index.h>
-#include <opforge/reduce.h>
+#include <opforge/core/index.h>
+#include <opforge/core/reduce.h>
 
-#include <opforge/columns.cuh>
+#include <opforge/algorithms/columns.cuh>
 
 namespace opforge {
 

@@ -2,7 +2,7 @@
 // relu moves 2 bytes per byte of x and does one comparison: its floor is a copy.
 #pragma once
 
-#include <opforge/elementwise.cuh>
+#include <opforge/algorithms/elementwise.cuh>
 
 namespace opforge {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/cpu_norm_host.h>
+#include <opforge/families/norm/cpu_host.h>
 
 namespace opforge {
 

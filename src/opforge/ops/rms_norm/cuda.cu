@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/host_norm.h>
+#include <opforge/families/norm/host.h>
 
 #include "kernel.cuh"
 

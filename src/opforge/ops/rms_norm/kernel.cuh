@@ -3,4 +3,4 @@
 // 1.5 copies; the weight's gradient is summed on the way. All of it is shared with layer_norm.
 #pragma once
 
-#include <opforge/norm_backward.cuh>
+#include <opforge/families/norm/backward.cuh>

@@ -4,9 +4,9 @@
 // elements: two vectors in, two out.
 #pragma once
 
-#include <opforge/index.h>
-#include <opforge/launch.h>
-#include <opforge/vec.h>
+#include <opforge/core/index.h>
+#include <opforge/core/launch.h>
+#include <opforge/core/vec.h>
 
 namespace opforge {
 

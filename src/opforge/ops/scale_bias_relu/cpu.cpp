@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/cpu_columns.h>
+#include <opforge/cpu/columns.h>
 #include <opforge/host.h>
 
 namespace opforge {

@@ -3,8 +3,8 @@
 // and y and writes grad_x: 1.5 copies; the bias gradient is summed on the way.
 #pragma once
 
-#include <opforge/columns.cuh>
-#include <opforge/elementwise.cuh>
+#include <opforge/algorithms/columns.cuh>
+#include <opforge/algorithms/elementwise.cuh>
 
 namespace opforge {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/cpu_softmax_host.h>
+#include <opforge/families/softmax/cpu_host.h>
 
 namespace opforge {
 

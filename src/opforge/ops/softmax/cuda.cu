@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/host_softmax.h>
+#include <opforge/families/softmax/host.h>
 
 #include "kernel.cuh"
 

@@ -3,4 +3,4 @@
 // 1.5 copies. What causal hides is not read. All of it is shared with log_softmax.
 #pragma once
 
-#include <opforge/softmax.cuh>
+#include <opforge/families/softmax/kernel.cuh>

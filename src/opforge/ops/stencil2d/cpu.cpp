@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/cpu_sum.h>
-#include <opforge/split.h>
+#include <opforge/cpu/sum.h>
+#include <opforge/host/split.h>
 
 #include "pixels.h"
 

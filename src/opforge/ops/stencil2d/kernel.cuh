@@ -7,10 +7,10 @@
 // image the tile holds what stands in, so that the sums need not know where they are.
 #pragma once
 
-#include <opforge/launch.h>
-#include <opforge/layout.h>
-#include <opforge/reduce.h>
-#include <opforge/vec.h>
+#include <opforge/core/launch.h>
+#include <opforge/core/layout.h>
+#include <opforge/core/reduce.h>
+#include <opforge/core/vec.h>
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 // What CPU and GPU kernels share: beyond the edges, the weights, the gradient of one pixel.
 #pragma once
 
-#include <opforge/types.h>
+#include <opforge/core/types.h>
 
 #include <cmath>
 

@@ -2,7 +2,7 @@
 // vector_add reads two tensors and writes one: its floor is a copy of those bytes.
 #pragma once
 
-#include <opforge/elementwise.cuh>
+#include <opforge/algorithms/elementwise.cuh>
 
 namespace opforge {
 

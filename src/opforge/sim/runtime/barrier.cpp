@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The barriers of opforge/async.h. A phase is over when all arrivals and all announced bytes have
-// come; who waits for it is woken then.
+// The barriers of opforge/core/async.h. A phase is over when all arrivals and all announced bytes
+// have come; who waits for it is woken then.
 #include <atomic>
 
 #include "async.h"

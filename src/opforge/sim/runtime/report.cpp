@@ -46,9 +46,9 @@ std::string describe(const void* pc) {
     const std::string shown = base_name(place);
     if (place.empty()) continue;
     if (place.find("opforge_sim/") != std::string::npos || shown.starts_with("cuda_runtime.h") ||
-        place.find("opforge/async.h") != std::string::npos ||
-        place.find("opforge/cluster.h") != std::string::npos ||
-        place.find("opforge/launch.h") != std::string::npos)
+        place.find("opforge/core/async.h") != std::string::npos ||
+        place.find("opforge/core/cluster.h") != std::string::npos ||
+        place.find("opforge/core/launch.h") != std::string::npos)
       continue;
     if (shown.starts_with("tuple:") || shown.starts_with("invoke.h:") ||
         shown.starts_with("host_api.h:"))

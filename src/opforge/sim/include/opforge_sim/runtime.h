@@ -62,7 +62,7 @@ OPFORGE_SIM_API void cluster_arrive_relaxed();
 OPFORGE_SIM_API void cluster_wait();
 OPFORGE_SIM_API void* in_block(void* shared, int rank);
 
-// Barriers of opforge/async.h, each known by its address, and copies that land later.
+// Barriers of opforge/core/async.h, each known by its address, and copies that land later.
 OPFORGE_SIM_API void barrier_init(void* barrier, int arrivals);
 OPFORGE_SIM_API void publish_barriers();
 OPFORGE_SIM_API void barrier_arrive(void* barrier, uint32_t bytes);

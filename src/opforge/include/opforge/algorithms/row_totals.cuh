@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Totals of rows on their way between warps and blocks: a thread puts in its part of a row, goes on
+// with the next row and gets the total of the first when it is there. Includes no torch header.
+#pragma once
+
+#include <opforge/core/async.h>
+#include <opforge/core/cluster.h>
+#include <opforge/core/reduce.h>
+
+namespace opforge {
+
+// Of rows that lie in `group` threads of `cluster` blocks each. Totals are combined by +=, of which
+// the order does not matter to the bits, and Total() changes nothing.
+template <class Total, int MaxWarps, int MaxCluster>
+class RowTotals {
+  // A thread that puts in turn t + 4 has got turn t + 2, for which all warps put in theirs, after
+  // they had got turn t: nobody reads it any more.
+  static constexpr int kTurns = 4;
+  struct Shared {
+    Total parts[kTurns][MaxWarps * MaxCluster];
+    Barrier barrier[kTurns];
+  };
+
+ public:
+  // All threads of the block; a __syncthreads() or cluster_sync() follows. The first `threads` of
+  // a block take part.
+  __device__ __forceinline__ RowTotals(int group, int cluster, int threads)
+      : shared_(shared<Shared>()), group_(group), cluster_(cluster) {
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = group / kWarp;
+    const int first = cluster > 1 || warps == 0 ? 0 : warp / warps * warps;
+    from_ = first + lane;
+    to_ = first + warps * cluster;
+    if (threadIdx.x == 0) {
+      for (Barrier& one : shared_.barrier) init(one, cluster == 1 ? threads / kWarp : 1);
+      publish_barriers();
+    }
+  }
+
+  // Turns count from 0 and are the same in all threads. get() wants what put() returned, and the
+  // turn after it has been put in.
+  __device__ __forceinline__ Total put(const Total& own, unsigned turn) {
+    if (group_ < kWarp) return warp_total(own, group_);
+    const Total total = warp_total(own);
+    if (group_ == kWarp && cluster_ == 1) return total;
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = group_ / kWarp;
+    Barrier& barrier = shared_.barrier[turn % kTurns];
+    Total* const parts = shared_.parts[turn % kTurns];
+    if (cluster_ == 1) {
+      if (lane == 0) {
+        parts[warp] = total;
+        arrive(barrier);
+      }
+    } else {
+      if (threadIdx.x == 0) arrive_expecting(barrier, uint32_t(warps * cluster_ * sizeof(Total)));
+      __syncwarp();  // what a warp sends also tells that all of its lanes are done with older turns
+      if (lane < cluster_) send(total, parts[cluster_rank() * warps + warp], barrier, lane);
+    }
+    return total;
+  }
+
+  __device__ __forceinline__ Total get(const Total& put, unsigned turn) {
+    if (group_ <= kWarp && cluster_ == 1) return put;
+    wait(shared_.barrier[turn % kTurns], turn / kTurns % 2);
+    const Total* parts = shared_.parts[turn % kTurns];
+    Total total;
+#pragma unroll 1
+    for (int i = from_; i < to_; i += kWarp) total += parts[i];
+    return warp_total(total);
+  }
+
+ private:
+  Shared& shared_;
+  const int group_, cluster_;
+  int from_, to_;  // the parts of this thread's row, of which every 32nd is its own
+};
+
+}  // namespace opforge
