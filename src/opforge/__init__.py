@@ -14,8 +14,10 @@ __version__ = "0.1.0"
 # name -> module; resolved on first use, so that importing opforge stays quick.
 _LAZY = {
     "Backward": "opforge.op",
+    "Build": "opforge.op",
     "Make": "opforge.op",
     "Op": "opforge.op",
+    "PackageHeaders": "opforge.op",
     "load": "opforge.discover",
     "launch_config": "opforge.launch",
     "nvtx": "opforge.profile.nvtx",

@@ -56,6 +56,49 @@ class Backward:
 
 
 @dataclass(frozen=True)
+class PackageHeaders:
+    """Headers that an installed Python package carries, such as CUTLASS's.
+
+    Args:
+        distribution: the name that pip installs it by; its version is part of the build's key.
+        path: the folder to include, as the package installs it.
+    """
+
+    distribution: str
+    path: str
+
+
+@dataclass(frozen=True)
+class Build:
+    """What it takes to compile an op, beside the sources in its folder. All of it is in the key.
+
+    Args:
+        include: more folders of headers: paths (relative ones from the op's folder) or
+            :class:`PackageHeaders`.
+        flags: more compiler flags, by target: ``{"cuda": ["--use_fast_math"], "cpu": [...]}``.
+            The simulator's are under ``"sim"``.
+        libraries: more libraries to link, by target, as the linker takes them: ``["-lcublasLt"]``.
+        archs: the GPU targets its kernels need, such as ``["9.0a"]``. Each takes the place of the
+            plain architecture where that is built for.
+        not_simulated: why its CUDA kernels cannot run in the simulator. `opforge check` and
+            `opforge sim` show those rows as not run, with this reason.
+    """
+
+    include: Sequence[str | PackageHeaders] = ()
+    flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    libraries: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    archs: Sequence[str] = ()
+    not_simulated: str = ""
+
+    def __post_init__(self) -> None:
+        for what, given in (("flags", self.flags), ("libraries", self.libraries)):
+            if unknown := set(given) - {"cpu", "cuda", "sim"}:
+                raise RecordError(
+                    f"Build has {what} for {unknown.pop()!r}; targets are cpu, cuda and sim"
+                )
+
+
+@dataclass(frozen=True)
 class Cost:
     """The fewest bytes an op must move and the operations it must do."""
 
@@ -122,6 +165,7 @@ class Op:
             or nothing.
         module: makes the ``nn.Module`` around the op for the arguments of a case, if there is one;
             called with the tensor arguments that the module does not own, it is the op.
+        build: what it takes to compile its sources beside the folder: a :class:`Build`.
         namespace: ``torch.ops.<namespace>``; ``opforge`` for the built-in ops.
     """
 
@@ -145,6 +189,7 @@ class Op:
     same_bits: bool = False
     autocast: Literal["promote"] | torch.dtype | None = None
     module: Callable[..., torch.nn.Module] | None = None
+    build: Build = field(default_factory=Build)
     namespace: str = DEFAULT_NAMESPACE
 
     # Set when the op is loaded from its folder.

@@ -30,7 +30,7 @@ import torch
 
 import opforge
 from opforge import discover
-from opforge.build.plan import has_sources
+from opforge.build.targets import has_sources
 from opforge.check import row as rows
 from opforge.check import runner, worker
 from opforge.check.options import Options

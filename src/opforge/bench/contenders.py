@@ -11,7 +11,7 @@ import torch
 from opforge.bench.clock import Clock
 from opforge.bench.inputs import InputSet
 from opforge.bench.results import OURS
-from opforge.build.plan import has_sources
+from opforge.build.targets import has_sources
 from opforge.errors import OpforgeError
 from opforge.op import Op, as_tuple, sum_of_bytes
 from opforge.truth import cases

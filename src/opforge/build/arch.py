@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 
 import torch
 
@@ -53,6 +54,18 @@ def parse(text: str) -> tuple[str, ...]:
                 f"{', '.join(n.capitalize() for n in FAMILIES)}"
             )
     return tuple(dict.fromkeys(found))
+
+
+def with_needed(chosen: tuple[str, ...], needed: Sequence[str]) -> tuple[str, ...]:
+    """``chosen`` as an op builds it that needs certain targets, such as 9.0a.
+
+    A needed target takes the place of the plain one it belongs to. What is needed and was not
+    chosen is left out: nobody asked for that GPU.
+    """
+    if not needed:
+        return chosen
+    plain = {re.sub(r"[af]\Z", "", parse(n)[0]): n for n in needed}
+    return tuple(dict.fromkeys(plain.get(c, c) for c in chosen))
 
 
 def nvcc_flags(archs: tuple[str, ...]) -> list[str]:

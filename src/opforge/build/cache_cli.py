@@ -36,11 +36,12 @@ def cache_list() -> None:
 def cache_explain(op: Annotated[str, typer.Argument(metavar="OP")]) -> None:
     """Which ingredient of an op's key differs from what is in the cache."""
     from opforge.build import cache
-    from opforge.build.plan import CHECK_TARGETS, TARGETS, has_sources, plan
+    from opforge.build.plan import plan
+    from opforge.build.targets import ALL, has_sources
 
     out = console()
     record = records_of([op])[0]
-    for target in (t for t in (*TARGETS, *CHECK_TARGETS) if has_sources(record, t)):
+    for target in (t for t in ALL if has_sources(record, t)):
         try:
             wanted = plan(record, target)
         except OpforgeError as reason:

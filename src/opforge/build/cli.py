@@ -33,7 +33,8 @@ def build(
     from opforge import settings
     from opforge.build import arch as architectures
     from opforge.build import compile, ship, toolchain
-    from opforge.build.plan import has_sources, plan
+    from opforge.build.plan import plan
+    from opforge.build.targets import has_sources
 
     out = console()
     records = records_of(ops)

@@ -20,8 +20,8 @@ import ninja
 import torch
 from rich.console import Console
 
-from opforge.build import cache, narrowing
-from opforge.build.plan import CHECK_TARGETS, COVERAGE, Plan
+from opforge.build import cache, narrowing, targets
+from opforge.build.plan import Plan
 from opforge.build.signature import HEADER_NAME, REQUIRED_NAME
 from opforge.errors import BuildError, CacheError, OpforgeError
 from opforge.terminal.progress import bar
@@ -188,7 +188,7 @@ def _ninja(scratch: Path, jobs: int, plans: list[Plan], quiet: bool) -> str:
 
 def _narrowing(plan: Plan, output: str) -> dict[str, object]:
     """What a build with coverage is asked to tell of its sources beside."""
-    if plan.target not in COVERAGE.values():
+    if plan.target not in targets.COVERAGE.values():
         return {}
     step = re.compile(rf"^\[\d+/\d+\] {re.escape(plan.op)} {plan.target} ")
     said = "".join(part for part in _steps(output) if step.match(part))
@@ -258,7 +258,8 @@ def _try_loading(plan: Plan, library: Path) -> str:
     """Load the library once in a child process: a crash there must not be a crash here."""
     if plan.target == "cuda" and torch.version.cuda is None:
         return "not tried: this torch has no CUDA"
-    if plan.target in CHECK_TARGETS:
+    target = targets.ALL.get(plan.target)
+    if target is not None and not target.for_users:
         return "not tried: it needs the simulator or a recorder around it"
     program = "import sys, torch; torch.ops.load_library(sys.argv[1])"
     command = [sys.executable, "-c", program, str(library)]

@@ -9,16 +9,8 @@ from pathlib import Path
 
 from opforge import discover
 from opforge.build import cache
-from opforge.build.plan import (
-    CHECK_TARGETS,
-    TARGETS,
-    Plan,
-    has_sources,
-    plan,
-    plan_guard,
-    plan_recorder,
-    plan_simulator,
-)
+from opforge.build.plan import Plan, plan, plan_guard, plan_recorder, plan_simulator
+from opforge.build.targets import ALL, has_sources
 from opforge.errors import OpforgeError
 from opforge.op import Op
 
@@ -50,7 +42,7 @@ def _by_folder() -> dict[Path, set[str]]:
 
 
 def _of(op: Op) -> set[str]:
-    targets = [t for t in (*TARGETS, *CHECK_TARGETS) if has_sources(op, t)]
+    targets = [t for t in ALL if has_sources(op, t)]
     return {entry for t in targets for entry in _planned(plan, op, t)}
 
 

@@ -16,7 +16,8 @@ from packaging.version import Version
 
 from opforge import settings
 from opforge.build import arch, cache, toolchain
-from opforge.build.plan import ABI, has_sources, plan, signature_digest
+from opforge.build.plan import ABI, plan, signature_digest
+from opforge.build.targets import has_sources
 from opforge.errors import CacheError, KernelUnavailable, OpforgeError, ToolchainError
 from opforge.op import Op
 

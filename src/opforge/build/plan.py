@@ -11,48 +11,23 @@ import platform
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 import torch
 
 import opforge
 from opforge import settings
-from opforge.build import arch, narrowing, toolchain, unsupported
+from opforge.build import targets, toolchain
 from opforge.build.signature import required_source, signature_header
 from opforge.errors import RecordError, ToolchainError
-from opforge.op import Op
+from opforge.op import Op, PackageHeaders
 
-TARGETS = ("cpu", "cuda")
-# The CUDA sources, compiled for the CPU: plain, with callbacks at every access, with
-# AddressSanitizer, with callbacks at every block and comparison.
-SIM_TARGETS = ("sim", "sim-race", "sim-asan", "sim-cover")
-# What only checks run, beside the kernels that users get.
-CHECK_TARGETS = (*SIM_TARGETS, "cpu-cover")
-COVERAGE = {"cpu": "cpu-cover", "sim": "sim-cover"}  # the builds that tell which code ran
 ABI = (2, 10)  # the LibTorch stable ABI every library is built for
-_SOURCES = {
-    **dict.fromkeys(("cpu", "cpu-cover"), "*.cpp"),
-    **dict.fromkeys(("cuda", *SIM_TARGETS), "*.cu"),
-}
-_COPIES = ("memcpy", "memmove", "memset")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 INCLUDE_DIR = Path(__file__).parent.parent / "include"
-SIM_DIR = Path(__file__).parent.parent / "sim"
-SIM_INCLUDE_DIR = SIM_DIR / "include"
 COVERAGE_DIR = Path(__file__).parent.parent / "coverage"
-# Calls at the start of every block and before every comparison, and blocks as the source has them:
-# -Og merges and moves few. An index beyond the end of an array is a trap. In DWARF 5, addr2line
-# takes some lines of headers for the source's own.
 OP_SOURCES, OPFORGE_SOURCES = "/op", "/opforge"  # what their debug information calls the folders
-_COVERAGE_FLAGS = (
-    "-fsanitize-coverage=trace-pc,trace-cmp",
-    "-fsanitize=bounds",
-    "-fsanitize-undefined-trap-on-error",
-    "-Og",
-    "-gdwarf-4",
-    "-g1",
-    "-fno-jump-tables",  # every jump can be followed
-)
 
 
 @dataclass(frozen=True)
@@ -105,85 +80,46 @@ class Plan:
         }
 
 
-def has_sources(op: Op, target: str) -> bool:
-    """Whether the op's folder has something to compile for this target."""
-    return op.folder is not None and any(op.folder.glob(_SOURCES[target]))
-
-
 def plan(op: Op, target: str, archs: str | None = None) -> Plan:
-    """What it takes to build ``op`` for ``target``: "cpu", "cuda" or one of the simulator's."""
+    """What it takes to build ``op`` for a target, by its name (see targets.py)."""
+    goal = targets.find(target)
     if op.folder is None:
         raise RecordError(f"{op.name} is not loaded from a folder")
-    if target not in _SOURCES:
-        raise RecordError(f"unknown target {target!r}; targets are {', '.join(_SOURCES)}")
-    sources = tuple(sorted(op.folder.glob(_SOURCES[target])))
+    sources = goal.sources(op)
     if not sources:
-        kind = "CPU" if target.startswith("cpu") else "CUDA"
-        raise RecordError(f"{op.name} has no {kind} source ({_SOURCES[target]}) in {op.folder}")
-    if target == "cuda" and not settings.cuda_enabled():
-        raise ToolchainError("CUDA is turned off by USE_CUDA=0")
-    cxx = toolchain.find_cxx()
+        what = f"{goal.language} source ({goal.pattern})"
+        raise RecordError(f"{op.name} has no {what} in {op.folder}")
+    tools = goal.tools(op, archs)
     signature = signature_header(op)
-    common = [
+    flags = [
         "-std=c++20",
         f"-DTORCH_TARGET_VERSION=0x{ABI[0]:02x}{ABI[1]:02x}000000000000",
-        f"-DOPFORGE_NAMESPACE={namespace(op, target)}",
-        f"-DOPFORGE_DISPATCH_KEY={'CUDA' if target == 'cuda' else 'CPU'}",
+        f"-DOPFORGE_NAMESPACE={goal.namespace(op)}",
+        f"-DOPFORGE_DISPATCH_KEY={goal.dispatch_key}",
+        *tools.flags,
+        *op.build.flags.get(goal.kind, ()),
     ]
-    folders = [INCLUDE_DIR, op.folder]
-    extra_identity: dict[str, str] = {}
-    if target in ("cpu", "cpu-cover"):
-        compiler, level = cxx, toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
-        flags = [*common, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *level]
-        if target == "cpu-cover":
-            flags += _coverage_flags(cxx)
-        else:
-            flags += ["-g", "-O0"] if settings.debug() else ["-O2", "-DNDEBUG"]
-        chosen: tuple[str, ...] = ()
-        cpu_flags = ("avx2", "fma", "f16c", "bmi2") if level else ()
-        libraries = ["-ltorch_cpu"]
-        warning, memory = None, 1 << 30
-    elif target in SIM_TARGETS:
-        unsupported.check(op.folder)
-        compiler, chosen, cpu_flags = cxx, (), ()
-        flags = [*common, "-DUSE_CUDA", "-DOPFORGE_SIM", "-fvisibility=hidden"]
-        flags += sim_flags(cxx, target)
-        flags += ["-x", "c++"]  # for a .cu, too
-        folders.insert(0, SIM_INCLUDE_DIR)
-        # Two thirds of a library are line numbers.
-        libraries = ["-ltorch_cpu", "-Wl,--compress-debug-sections=zlib"]
-        if target == "sim-race":  # the simulator wants to see these, too
-            libraries += [f"-Wl,--wrap={name}" for name in _COPIES]
-        warning, memory = None, 1 << 30
-    else:
-        toolkit = toolchain.find_cuda()
-        warning = toolchain.check_pair(toolkit, cxx)
-        compiler, chosen, cpu_flags = toolkit.nvcc, arch.select(archs), ()
-        flags = [*common, "-DUSE_CUDA", "-ccbin", cxx.path, "-Xcompiler=-fPIC,-fvisibility=hidden"]
-        flags += arch.nvcc_flags(chosen)
-        flags += ["-g", "-G"] if settings.debug() else ["-O3", "-DNDEBUG"]
-        # A CPU-only torch has no libtorch_cuda.so; the compiler puts an empty one in stubs/.
-        # A static CUDA runtime would break cluster launches, so the shared one is linked.
-        runtime = toolkit.runtime
-        libraries = ["-Lstubs", "-ltorch_cuda", "-ltorch_cpu", f"-L{runtime.parent}"]
-        libraries += [f"-l:{runtime.name}"]
-        memory = 2 << 30
-        extra_identity = {"host compiler": cxx.identity}
-    includes = [*(f"-I{p}" for p in (*folders, ".")), "-isystem", str(_torch_dir() / "include")]
-    if target in COVERAGE.values():  # a library may have been built from another checkout
+    libraries = [*tools.libraries, *op.build.libraries.get(goal.kind, ())]
+    identity = dict(tools.identity)
+    own, foreign = _included(op, identity)
+    folders = [*tools.folders, INCLUDE_DIR, op.folder, *own]
+    includes = [f"-I{p}" for p in (*folders, ".")]
+    for folder in (*foreign, _torch_dir() / "include"):  # whose warnings are not the op's
+        includes += ["-isystem", str(folder)]
+    if goal.covers:  # a library may have been built from another checkout
         places = {OP_SOURCES: op.folder, OPFORGE_SOURCES: INCLUDE_DIR}
         includes += [f"-fdebug-prefix-map={folder}={name}" for name, folder in places.items()]
-        extra_identity = {"names of sources": " ".join(places)}
-    link = [cxx.path, "-shared", "-Wl,--no-as-needed", f"-L{_torch_dir() / 'lib'}", *libraries]
+        identity["names of sources"] = " ".join(places)
+    link = [tools.linker.path, "-shared", "-Wl,--no-as-needed", f"-L{_torch_dir() / 'lib'}"]
     ingredients = {
         "opforge": opforge.__version__,
         "torch": torch.__version__,
         "stable ABI": ".".join(map(str, ABI)),
-        "compiler": compiler.identity,
-        **extra_identity,
+        "compiler": tools.compiler.identity,
+        **identity,
         "flags": " ".join(flags),
         "link": " ".join(libraries),
-        "architectures": " ".join(chosen),
+        "architectures": " ".join(tools.archs),
         "machine": platform.machine(),
         "signature": signature_digest(op),
         **_digests(sources, (op.folder, *folders)),
@@ -192,30 +128,58 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         op=op.name,
         target=target,
         sources=sources,
-        compile=(compiler.path, "-c", *flags, *includes),
-        link=tuple(link),
+        compile=(tools.compiler.path, "-c", *flags, *includes),
+        link=(*link, *libraries),
         signature=signature,
-        archs=chosen,
-        cpu_flags=cpu_flags,
-        memory_per_job=memory,
+        archs=tools.archs,
+        cpu_flags=tools.cpu_flags,
+        memory_per_job=tools.memory_per_job,
         ingredients=ingredients,
-        warning=warning,
+        warning=tools.warning,
         required=required_source(op),
         roots=(op.folder, INCLUDE_DIR),
     )
 
 
+def _included(op: Op, identity: dict[str, str]) -> tuple[list[Path], list[Path]]:
+    """The folders of headers that the record names: its own, and those of packages.
+
+    Of its own every header that is reached is in the key. A package's may be thousands: there the
+    package's version is, under its name in ``identity``.
+    """
+    assert op.folder is not None
+    own: list[Path] = []
+    foreign: list[Path] = []
+    for one in op.build.include:
+        if isinstance(one, PackageHeaders):
+            try:
+                package = metadata.distribution(one.distribution)
+            except metadata.PackageNotFoundError:
+                raise ToolchainError(
+                    f"{op.name} needs the headers of {one.distribution}, which is not installed; "
+                    f"run: pip install {one.distribution}"
+                ) from None
+            identity[f"package {one.distribution}"] = package.version
+            folder = Path(str(package.locate_file(one.path)))
+        else:
+            folder = op.folder / one
+        if not folder.is_dir():
+            raise RecordError(f"{op.name} includes {folder}, which is not a folder")
+        (foreign if isinstance(one, PackageHeaders) else own).append(folder)
+    return own, foreign
+
+
 def plan_simulator() -> Plan:
     """The simulator's runtime: one library, which the simulated ops of all kinds call into."""
     _demand_x86("the simulator runs on")
-    runtime = SIM_DIR / "runtime"
+    runtime = targets.SIM_DIR / "runtime"
     return _plan_library(
         "simulator",
         "sim",
         sorted(runtime.glob("*.cpp")),
-        (runtime, SIM_INCLUDE_DIR),
+        (runtime, targets.SIM_INCLUDE_DIR),
         flags=["-g1"],
-        includes=[f"-I{SIM_INCLUDE_DIR}"],
+        includes=[f"-I{targets.SIM_INCLUDE_DIR}"],
         libraries=["-ldl", "-lpthread", "-lrt"],
     )
 
@@ -223,7 +187,7 @@ def plan_simulator() -> Plan:
 def plan_guard() -> Plan:
     """The library that puts tensors against inaccessible pages, for checks on this machine."""
     _demand_x86("guard pages need")
-    folder, runtime = SIM_DIR.parent / "truth" / "guard", SIM_DIR / "runtime"
+    folder, runtime = targets.SIM_DIR.parent / "truth" / "guard", targets.SIM_DIR / "runtime"
     return _plan_library(
         "guard",
         "check",
@@ -279,55 +243,6 @@ def _plan_library(
             **_digests(tuple(sources), roots),
         },
     )
-
-
-def namespace(op: Op, target: str) -> str:
-    """``torch.ops.<namespace>`` of the op as built for ``target``; check builds have their own."""
-    return f"{op.namespace}_{target.replace('-', '_')}" if target in CHECK_TARGETS else op.namespace
-
-
-def sim_flags(cxx: toolchain.Compiler, target: str) -> list[str]:
-    """How the CUDA sources are compiled for the simulator."""
-    level = toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
-    flags = [
-        "-fPIC",
-        *level,
-        # Products and sums are rounded one by one, as the source says. (nvcc contracts by default.)
-        "-ffp-contract=off",
-        "-fno-strict-aliasing",  # the GPU has none
-        "-fstack-clash-protection",  # a large local array must not jump over the guard page
-        "-Werror=uninitialized",  # variables, which no memory checker sees
-        "-Wno-maybe-uninitialized",
-        "-Wno-format",  # printf("%d", threadIdx.x)
-        "-Wno-unknown-pragmas",  # unroll
-        "-g" if settings.debug() else "-g1",
-    ]
-    if target == "sim-race":
-        # The calls the sanitizers insert go to functions of the simulator's own.
-        flags += ["-fsanitize=thread,alignment,signed-integer-overflow", "-O1"]
-        if cxx.family == "clang":
-            flags += ["-mllvm", "-tsan-instrument-func-entry-exit=0"]
-        else:
-            flags += ["--param=tsan-instrument-func-entry-exit=0"]
-            flags += ["-fno-tree-sra"]  # it would take vector accesses apart
-            # Expanded in place they would come by no callback; see also the linker's flags.
-            flags += [f"-fno-builtin-{name}" for name in _COPIES]
-    elif target == "sim-asan":
-        flags += ["-fsanitize=address", "-fsanitize-recover=address", "-fno-omit-frame-pointer"]
-        # Checks by calls: two thirds of the time to compile.
-        threshold = "asan-instrumentation-with-call-threshold=0"
-        flags += ["-mllvm", f"-{threshold}"] if cxx.family == "clang" else [f"--param={threshold}"]
-        flags += ["-O1"]
-    elif target == "sim-cover":
-        flags += _coverage_flags(cxx)
-    else:
-        # -O2 would take half as long again to compile and save little in a run.
-        flags += ["-O0"] if settings.debug() else ["-O1"]
-    return flags
-
-
-def _coverage_flags(cxx: toolchain.Compiler) -> list[str]:
-    return [*_COVERAGE_FLAGS, narrowing.FLAGS[cxx.family]]
 
 
 def signature_digest(op: Op) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from opforge.errors import NotSimulated
+from opforge.op import Op
 
 # What to look for, how it is called, and what to do. The first that matches a line is named.
 _CONSTRUCTS = [
@@ -53,9 +54,17 @@ _DIRECTIVE = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b(.*)")
 _KNOWN = {"OPFORGE_SIM": True, "USE_CUDA": True, "__CUDA_ARCH__": False, "__CUDACC__": False}
 
 
+def check_op(op: Op) -> None:
+    """Raise where an op cannot be simulated: by its record, or for a construct it uses."""
+    if op.build.not_simulated:
+        raise NotSimulated(f"not simulated: {op.build.not_simulated}")
+    if op.folder is not None:
+        check(op.folder)
+
+
 def check(folder: Path) -> None:
     """Raise for the first construct in the folder's CUDA sources that cannot be simulated."""
-    for file in sorted(f for pattern in _FILES for f in folder.glob(pattern)):
+    for file in sorted(f for pattern in _FILES for f in folder.rglob(pattern)):
         for number, line in _compiled_lines(file.read_text(errors="replace")):
             for pattern, name, advice in _PATTERNS:
                 if pattern.search(line):

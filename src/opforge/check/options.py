@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opforge.build.plan import has_sources
+from opforge.build.targets import has_sources
 from opforge.check import row as rows
 from opforge.check.place import PLACES, default_places
 from opforge.errors import OpforgeError

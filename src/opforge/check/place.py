@@ -12,7 +12,7 @@ import torch
 
 from opforge import sim
 from opforge.build import load, unsupported
-from opforge.build.plan import has_sources
+from opforge.build.targets import has_sources
 from opforge.coverage import route
 from opforge.errors import NotSimulated
 from opforge.op import Op
@@ -66,9 +66,9 @@ class Place:
             return "no CUDA GPU here"
         if self.name != "cpu" and not has_sources(op, "cuda") and op.composed is None:
             return "the op has no CUDA source"
-        if self.name == "sim" and op.folder is not None:
+        if self.name == "sim":
             try:
-                unsupported.check(op.folder)
+                unsupported.check_op(op)
             except NotSimulated as reason:
                 return str(reason)
         return None

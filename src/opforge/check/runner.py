@@ -14,14 +14,8 @@ from rich.console import Console
 import opforge
 from opforge import settings
 from opforge.build import compile, load
-from opforge.build.plan import (
-    COVERAGE,
-    Plan,
-    has_sources,
-    plan,
-    plan_recorder,
-    plan_simulator,
-)
+from opforge.build.plan import Plan, plan, plan_recorder, plan_simulator
+from opforge.build.targets import COVERAGE, has_sources
 from opforge.check import lanes
 from opforge.check import row as rows
 from opforge.check.lanes import Task

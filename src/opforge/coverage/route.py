@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from opforge.build.plan import COVERAGE
+from opforge.build.targets import COVERAGE
 from opforge.op import Op
 from opforge.sim.runtime import H200
 from opforge.sim.simulation import Route

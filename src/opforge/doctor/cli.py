@@ -36,12 +36,12 @@ def list_ops(ops: Ops = None) -> None:
 
     In a pipe one op a line, the parts separated by tabs.
     """
-    from opforge.build.plan import TARGETS, has_sources
+    from opforge.build.targets import FOR_USERS, has_sources
 
     out = console()
     table = Table("op", "schema", "kernels", "dtypes", box=None)
     for op in records_of(ops):
-        kernels = ", ".join(t for t in TARGETS if has_sources(op, t)) or "reference only"
+        kernels = ", ".join(t for t in FOR_USERS if has_sources(op, t)) or "reference only"
         dtypes = ", ".join(str(d).removeprefix("torch.") for d in op.dtypes)
         schemas = [s.text for s in op.kernels]
         if out.is_terminal:

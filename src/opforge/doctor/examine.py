@@ -15,7 +15,8 @@ from packaging.version import Version
 import opforge
 from opforge import discover, settings
 from opforge.build import arch, cache, load, toolchain
-from opforge.build.plan import ABI, TARGETS, has_sources, plan_simulator
+from opforge.build.plan import ABI, plan_simulator
+from opforge.build.targets import FOR_USERS, has_sources
 from opforge.errors import OpforgeError
 
 
@@ -115,7 +116,7 @@ def _places() -> Iterator[Finding]:
 def _ops() -> Iterator[Finding]:
     for name in discover.builtin_names():
         op = discover.find(name)
-        for target in TARGETS:
+        for target in FOR_USERS:
             if not has_sources(op, target):
                 continue
             ready, text = load.status(op, target)

@@ -14,7 +14,7 @@ from opforge.bench import shapes
 from opforge.bench.inputs import DeviceMake
 from opforge.bench.runner import dtype_of
 from opforge.build.load import find_prebuilt
-from opforge.build.plan import has_sources
+from opforge.build.targets import has_sources
 from opforge.discover import where
 from opforge.errors import OpforgeError, ProfileError
 from opforge.op import Op, as_tuple

@@ -52,7 +52,7 @@ def sim(
             say(out, text)
         count = len(outcome.faults)
         found = f"{count} fault{'s' if count > 1 else ''}" if count else "no fault found"
-        if not stats or count:
+        if outcome.runs and (not stats or count):
             say(out, f"{outcome.op}: {outcome.runs} runs, {found}")
     faulty = any(o.faults for o in outcomes)
     if stats:

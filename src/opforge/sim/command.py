@@ -23,9 +23,9 @@ import torch
 from rich.console import Console
 
 from opforge import sim
-from opforge.build import toolchain
+from opforge.build import toolchain, unsupported
 from opforge.discover import where
-from opforge.errors import OpforgeError, RecordError, SimulationError, ToolchainError
+from opforge.errors import NotSimulated, OpforgeError, RecordError, SimulationError, ToolchainError
 from opforge.op import Make, Op
 from opforge.sim import runtime, simulation, stats
 from opforge.terminal.processes import ending, kill_group
@@ -143,7 +143,20 @@ def count_traffic(op: Op) -> Outcome:
 def simulate_all(
     ops: list[Op], mode: simulation.Mode, seed: int | None, traffic: bool = False
 ) -> list[Outcome]:
-    """Simulate each op, or count its traffic; with a progress bar where somebody watches."""
+    """Simulate each op, or count its traffic; with a progress bar where somebody watches.
+
+    An op that cannot be simulated has no runs, and its reason as a fact. It is an error if that is
+    all that was asked for.
+    """
+    left_out: list[Outcome] = []
+    for op in ops:
+        try:
+            unsupported.check_op(op)
+        except NotSimulated as reason:
+            if len(ops) == 1:
+                raise
+            left_out.append(Outcome(op.name, 0, facts=[f"{op.name}: {reason}"]))
+    ops = [op for op in ops if op.name not in {o.op for o in left_out}]
     runtime.build(ops, simulation.TARGETS[mode])  # with a progress bar of its own
     count = len(ops) if traffic else sum(1 for op in ops for _ in runs(op))
     outcomes: list[Outcome] = []
@@ -165,7 +178,7 @@ def simulate_all(
                 crashed = left[len(told.outcomes)].name
                 text = f"{told.what or crashed}\n{_ending(code, logs)}; what follows was not run"
                 outcomes.append(Outcome(crashed, told.runs, [text]))
-    return outcomes
+    return [*outcomes, *left_out]
 
 
 @dataclass

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from opforge import settings
-from opforge.build import cache, compile
-from opforge.build.plan import COVERAGE, SIM_TARGETS, Plan, namespace, plan, plan_simulator
+from opforge.build import cache, compile, targets
+from opforge.build.plan import Plan, plan, plan_simulator
 from opforge.coverage import recorder
 from opforge.errors import BuildError, KernelUnavailable
 from opforge.op import Op
@@ -136,13 +136,14 @@ def build(ops: list[Op], target: str) -> None:
 
 
 def ensure(op: Op, target: str) -> str:
-    """Build and load ``op`` for one of CHECK_TARGETS; returns its namespace there."""
+    """Build and load ``op`` for a target of checks; returns its namespace there."""
+    goal = targets.find(target)
     known = (op.namespace, op.name, target)
-    where = namespace(op, target)
+    where = goal.namespace(op)
     with _lock:
         if known in _loaded:
             return where
-        if target in SIM_TARGETS:
+        if goal.kind == "sim":
             library()
         planned = plan(op, target)
         if planned.key in _failed:  # the same source would fail in the same way
@@ -156,7 +157,7 @@ def ensure(op: Op, target: str) -> str:
         for schema in op.kernels:
             definitions.define(schema.text)
             definitions.define(schema.under(f"{schema.name}.{BELOW}"))
-        with recorder.watching(made) if target in COVERAGE.values() else contextlib.nullcontext():
+        with recorder.watching(made) if goal.covers else contextlib.nullcontext():
             torch.ops.load_library(str(made.path))
         _loaded[known] = (definitions, made.path)
     return where

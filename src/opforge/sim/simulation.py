@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge import discover, settings
-from opforge.build.plan import has_sources
+from opforge.build.targets import has_sources
 from opforge.errors import RecordError, SimulationError
 from opforge.op import Op, as_tuple
 from opforge.registration.register import BELOW

@@ -6,7 +6,8 @@ from __future__ import annotations
 import platform
 
 from opforge.build import compile
-from opforge.build.plan import COVERAGE, plan
+from opforge.build.plan import plan
+from opforge.build.targets import COVERAGE
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, last_words, row
 from opforge.check.rows.layouts import poison
 from opforge.check.search import recipe as recipes

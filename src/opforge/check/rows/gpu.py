@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from opforge.build import load
-from opforge.build.plan import has_sources
+from opforge.build.targets import has_sources
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
 from opforge.check.situation import Situation, TooLarge
 from opforge.errors import KernelUnavailable, SimulationError

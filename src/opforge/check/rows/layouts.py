@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from opforge.build.plan import has_sources
+from opforge.build.targets import has_sources
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
 from opforge.check.situation import Situation
 from opforge.op import as_tuple

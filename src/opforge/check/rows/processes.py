@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 from opforge.build import toolchain
-from opforge.build.plan import has_sources
+from opforge.build.targets import has_sources
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
 from opforge.discover import where
 from opforge.errors import ToolchainError

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from opforge.build.plan import COVERAGE
+from opforge.build.targets import COVERAGE
 from opforge.check.place import Place
 from opforge.check.search.learned import Learned
 from opforge.check.search.mutate import Mutator

@@ -16,7 +16,8 @@ from typing import Any
 
 from opforge import settings
 from opforge.build import cache
-from opforge.build.plan import COVERAGE, has_sources, plan
+from opforge.build.plan import plan
+from opforge.build.targets import COVERAGE, has_sources
 from opforge.check.search import recipe
 from opforge.check.search.recipe import Recipe
 from opforge.check.search.search import Search, Tell

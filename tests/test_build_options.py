@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a record can say about its build: headers, flags, libraries, architectures, units."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import CPU_CPP, planned, write_op
+
+import opforge
+from opforge import sim, testing
+from opforge.build import arch
+from opforge.check import results
+from opforge.errors import NotSimulated, RecordError, ToolchainError
+
+pytestmark = pytest.mark.usefixtures("cache_dir")
+
+RECORD = """\
+    import torch
+    from opforge import Build, Op, PackageHeaders
+
+    op = Op(
+        schema="{name}(Tensor x) -> Tensor y",
+        reference=lambda x: 2 * x,
+        dtypes=(torch.float32, torch.float64),
+        build=Build({build}),
+    )
+"""
+
+
+def write(folder: Path, name: str, build: str, cpp: str | None = "kernel", cu: str | None = None):
+    if cpp == "kernel":
+        cpp = CPU_CPP.format(name=name, factor="FACTOR")
+    return write_op(folder, op_py=RECORD.format(name=name, build=build), cpp=cpp, cu=cu)
+
+
+def test_flags_libraries_and_a_folder_of_headers(tmp_path):
+    build = 'include=["../headers"], flags={"cpu": ["-DSIGN=1"]}, libraries={"cpu": ["-lm"]}'
+    folder = write(tmp_path / "op", "with_headers", build)
+    (tmp_path / "headers").mkdir()
+    header = tmp_path / "headers" / "factor.h"
+    header.write_text("#pragma once\n#define FACTOR (2 * SIGN)\n")
+    source = folder / "cpu.cpp"
+    source.write_text("#include <factor.h>\n" + source.read_text())
+    assert opforge.load(folder)(torch.ones(1)) == 2
+    before = planned(folder)
+    assert "-lm" in before.link
+    header.write_text("#pragma once\n#define FACTOR 2\n")
+    assert planned(folder).key != before.key
+
+
+def test_units_in_subfolders(tmp_path):
+    folder = write(tmp_path / "op", "in_units", "", cpp='#include "units/factor.h"\n')
+    source = CPU_CPP.format(name="in_units", factor="factor()")
+    (folder / "cpu.cpp").write_text('#include "units/factor.h"\n' + source)
+    (folder / "units").mkdir()
+    (folder / "units" / "factor.h").write_text("#pragma once\nint factor();\n")
+    (folder / "units" / "factor.cpp").write_text("int factor() { return 2; }\n")
+    assert [p.name for p in planned(folder).sources] == ["cpu.cpp", "factor.cpp"]
+    assert opforge.load(folder)(torch.ones(1)) == 2
+
+
+def test_headers_of_a_package(tmp_path):
+    build = 'include=[PackageHeaders("torch", "torch/include")]'
+    folder = write(tmp_path / "op", "with_package", build)
+    plan = planned(folder)
+    assert plan.ingredients["package torch"] == metadata.version("torch")
+    at = plan.compile.index("-isystem")
+    assert plan.compile[at + 1].endswith("torch/include")
+
+
+def test_a_package_that_is_not_installed(tmp_path):
+    build = 'include=[PackageHeaders("no-such-headers", "include")]'
+    folder = write(tmp_path / "op", "without_package", build)
+    said = r"without_package needs the headers of no-such-headers.*pip install no-such-headers"
+    with pytest.raises(ToolchainError, match=said):
+        planned(folder)
+
+
+def test_a_folder_that_is_not_there(tmp_path):
+    folder = write(tmp_path / "op", "without_folder", 'include=["headers"]')
+    with pytest.raises(RecordError, match=r"without_folder includes .*headers, which is not a"):
+        planned(folder)
+
+
+@pytest.mark.parametrize("what", ["flags", "libraries"])
+def test_an_unknown_target(what):
+    with pytest.raises(RecordError, match=f"Build has {what} for 'gpu'; targets are cpu, cuda and"):
+        opforge.Build(**{what: {"gpu": ["-g"]}})
+
+
+def test_architectures_that_a_kernel_needs():
+    assert arch.with_needed(("8.0", "9.0", "9.0+PTX"), ["9.0a"]) == ("8.0", "9.0a", "9.0+PTX")
+    assert arch.with_needed(("8.0",), ["9.0a"]) == ("8.0",)
+    assert arch.with_needed(("9.0",), []) == ("9.0",)
+
+
+NOT_SIMULATED = 'not_simulated="its matrix instructions run on a GPU only"'
+KERNEL = """\
+#include <opforge/host.h>
+OPFORGE_IMPL(tensor_cores, nothing)
+"""
+
+
+@pytest.mark.sim
+def test_an_op_that_is_not_simulated_says_so_and_the_rest_goes_on(tmp_path):
+    cpp = CPU_CPP.format(name="tensor_cores", factor="2")
+    folder = write(tmp_path / "op", "tensor_cores", NOT_SIMULATED, cpp=cpp, cu=KERNEL)
+    with pytest.raises(NotSimulated, match="not simulated: its matrix instructions run on a GPU"):
+        sim.run(str(folder), torch.ones(3))
+    report = testing.check(folder, on=["cpu", "sim"], only=["inputs-unchanged"])
+    outcomes = {r.place: (r.outcome, r.text) for r in report.ops[0].results}
+    assert outcomes["cpu"][0] == results.PASSED
+    assert outcomes["sim"] == (
+        results.NOT_RUN,
+        "not simulated: its matrix instructions run on a GPU only",
+    )
+    command = [sys.executable, "-m", "opforge", "sim", str(folder), "relu"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert "tensor_cores: not simulated: its matrix instructions" in done.stdout
+    assert "relu: " in done.stdout
+    assert done.returncode == 0
