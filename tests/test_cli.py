@@ -129,7 +129,7 @@ def test_a_wheel_of_the_builtin_ops_is_opforge_itself(tmp_path: Path) -> None:
         names = set(archive.namelist())
         record = archive.read(next(n for n in names if n.endswith("RECORD"))).decode()
     assert {"opforge/__init__.py", "opforge/ops/relu/prebuilt/relu-cpu.so"} <= names
-    assert "opforge/include/opforge/host.h" in names
+    assert {"opforge/include/opforge/host.h", "opforge/__init__.pyi", "opforge/py.typed"} <= names
     assert all(f"{name}," in record for name in names)
 
 

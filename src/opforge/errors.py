@@ -16,6 +16,10 @@ class ToolchainError(OpforgeError):
     """A compiler is missing, or does not fit this torch."""
 
 
+class MissingPackage(OpforgeError):
+    """A package of one of opforge's extras is needed and not installed."""
+
+
 class BuildError(OpforgeError):
     """A compile or link step failed."""
 

@@ -21,6 +21,7 @@ from opforge.check import runner
 from opforge.check.options import Options
 from opforge.check.place import default_places
 from opforge.check.results import Report
+from opforge.extras import need
 from opforge.op import Op
 
 __all__ = ["Report", "check", "matrix"]
@@ -58,6 +59,7 @@ def check(
         only: names or numbers of rows; all by default.
         jobs: rows that run at a time, each in a process of its own.
     """
+    need("opforge check", "check")
     options = Options(tuple(on), full, sanitize, seed, tuple(map(str, only)), jobs=jobs)
     report = runner.check([discover.record_of(op)], options, quiet=True)
     (one,) = report.ops
@@ -84,6 +86,7 @@ def matrix(
     """
     import pytest
 
+    need("opforge check", "check")
     todo = [
         (row.name, place)
         for place in on or default_places()

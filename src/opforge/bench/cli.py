@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from opforge.extras import need
 from opforge.terminal.options import Ops
 
 
@@ -55,6 +56,7 @@ def bench(
 
     Exit code 0: fine. 1: an op is wrong, cheats or got slower. 2: could not run.
     """
+    need("opforge bench", "bench")
     from opforge.bench import (
         clock,  # noqa: F401  before any op: it takes the clocks as they are
         results,

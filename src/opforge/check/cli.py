@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
+from opforge.extras import need
 from opforge.terminal.options import Ops, records_of
 from opforge.terminal.output import console, must_be_writable, plain_table, show_table
 
@@ -57,6 +58,8 @@ def check(
 
     Exit code 0: no row failed. 1: a row failed, with a script to see it again. 2: not checkable.
     """
+    if not rows:
+        need("opforge check", "check")
     from opforge.check import row as scoreboard
     from opforge.check import runner, show
     from opforge.check.options import Options

@@ -10,8 +10,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import numpy
-from numpy.typing import NDArray
+import torch
 
 from opforge.build import cache, compile
 from opforge.build.plan import plan_recorder
@@ -55,7 +54,7 @@ class Watched:
         marks = ctypes.cast(library().opforge_cover_ran(self.region), ctypes.c_void_p).value
         assert marks is not None
         buffer = (ctypes.c_uint8 * self.size).from_address(marks)
-        found: NDArray[numpy.int64] = numpy.flatnonzero(numpy.ctypeslib.as_array(buffer))
+        found = torch.frombuffer(buffer, dtype=torch.uint8).nonzero().view(-1)
         return set((found + self.first).tolist())
 
 

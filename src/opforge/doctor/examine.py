@@ -13,7 +13,7 @@ import torch
 from packaging.version import Version
 
 import opforge
-from opforge import discover, settings
+from opforge import discover, extras, settings
 from opforge.build import arch, cache, load, toolchain
 from opforge.build.plan import ABI, plan_simulator
 from opforge.build.targets import FOR_USERS, has_sources
@@ -32,7 +32,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Everything worth knowing, in the order of a build."""
-    return [*_versions(), *_toolchains(), *_simulator(), *_gpu(), *_places(), *_ops()]
+    return [*_versions(), *_extras(), *_toolchains(), *_simulator(), *_gpu(), *_places(), *_ops()]
 
 
 def _versions() -> Iterator[Finding]:
@@ -44,6 +44,15 @@ def _versions() -> Iterator[Finding]:
         yield Finding("torch", "fault", f"{torch.__version__} is too old", remedy)
     else:
         yield Finding("torch", "ok", f"{torch.__version__} ({built_for})")
+
+
+def _extras() -> Iterator[Finding]:
+    for name, packages in extras.EXTRAS.items():
+        what = f"opforge[{name}]"
+        if gone := extras.missing(name):
+            yield Finding(what, "note", f"not installed: {', '.join(gone)}", extras.install(name))
+        else:
+            yield Finding(what, "ok", ", ".join(packages))
 
 
 def _toolchains() -> Iterator[Finding]:

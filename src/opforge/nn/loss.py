@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 import opforge
@@ -38,7 +40,7 @@ class CrossEntropyLoss(nn.Module):
         super().__init__()
         _refuse_weights(type(self).__name__, weight)
         self.dim = dim
-        self.options = {
+        self.options: dict[str, Any] = {
             "ignore_index": ignore_index,
             "reduction": reduction,
             "label_smoothing": label_smoothing,
@@ -51,8 +53,7 @@ class CrossEntropyLoss(nn.Module):
         if logits.dim() > 1:
             refuse_probabilities("nn.CrossEntropyLoss", target, logits.shape, self.dim)
             logits = logits.movedim(self.dim, -1)
-        loss: Tensor = opforge.cross_entropy(logits, target, **self.options)
-        return loss
+        return opforge.cross_entropy(logits, target, **self.options)
 
     def extra_repr(self) -> str:
         """What repr() shows of the arguments."""
@@ -85,7 +86,7 @@ class LinearCrossEntropyLoss(nn.Module):
     ) -> None:
         super().__init__()
         _refuse_weights(type(self).__name__, weight)
-        self.options = {
+        self.options: dict[str, Any] = {
             "ignore_index": ignore_index,
             "reduction": reduction,
             "label_smoothing": label_smoothing,
@@ -98,8 +99,7 @@ class LinearCrossEntropyLoss(nn.Module):
         self, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None
     ) -> Tensor:
         """The loss of ``linear(input, weight, bias)``, given a label for each row of input."""
-        loss: Tensor = opforge.linear_cross_entropy(input, weight, target, bias, **self.options)
-        return loss
+        return opforge.linear_cross_entropy(input, weight, target, bias, **self.options)
 
     def extra_repr(self) -> str:
         """What repr() shows of the arguments."""

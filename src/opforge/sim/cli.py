@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from opforge.extras import need
 from opforge.terminal.options import Ops, records_of
 from opforge.terminal.output import console, say
 
@@ -36,6 +37,7 @@ def sim(
     Checks results against the float64 reference, and that they do not depend on the order of
     threads and blocks (not with --asan).
     """
+    need("opforge sim", "check", "numpy")
     from opforge.sim import command
     from opforge.sim.stats import LEGEND
 

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 
 from opforge.truth import pattern
@@ -209,7 +208,7 @@ def _demand_within(
     still = torch.zeros_like(wrong).view(-1)
     still[found[bad]] = True
     still = still.view(wrong.shape)
-    worst = tuple(int(i) for i in np.unravel_index(int(found[most]), wrong.shape))
+    worst = tuple(int(i) for i in torch.unravel_index(found[most], wrong.shape))
     raise Mismatch(
         f"{what}: error {float(error[most]):.3g} where {float(allowed[most]):.3g} is "
         f"allowed, at {worst}: got {float(got[worst]):.8g}, truth {float(truth[worst]):.8g}, "

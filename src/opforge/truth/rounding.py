@@ -15,7 +15,6 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -244,15 +243,15 @@ class RandomRounding(Mode):
         return moved / count if mean else moved
 
     def _one_by_one(self, x: Tensor, dim: Any, shape: torch.Size) -> Tensor | None:
-        """The sum in the dtype of kernels, term by term; numpy adds so, torch does not."""
+        """The sum in the dtype of kernels, term by term."""
         if x.device.type != "cpu":
             return None
         dims = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
         summed = sorted(d % x.dim() for d in dims)
         order = [d for d in range(x.dim()) if d not in summed] + summed
         rows = x.detach().permute(order).flatten(len(order) - len(summed))
-        total = np.add.accumulate(self._narrow(rows).numpy(), axis=-1)[..., -1]
-        return torch.from_numpy(np.ascontiguousarray(total)).to(x.dtype).reshape(shape)
+        total = _running_sums(self._narrow(rows), -1)[..., -1]
+        return total.contiguous().to(x.dtype).reshape(shape)
 
     def _narrow(self, value: Tensor) -> Tensor:
         """In the dtype of kernels."""
@@ -265,8 +264,7 @@ class RandomRounding(Mode):
             return total
         count, serial = _places(x, dim), None
         if x.device.type == "cpu":
-            added = np.add.accumulate(self._narrow(x.detach()).numpy(), axis=dim)
-            serial = torch.from_numpy(added).to(x.dtype)
+            serial = _running_sums(self._narrow(x.detach()), dim).to(x.dtype)
         root = root_of_squares(lambda x: short_cumsum(x, dim), x)
         return self._summed(total, root, count, serial)
 
@@ -301,9 +299,8 @@ class RandomRounding(Mode):
         terms = torch.broadcast_shapes(a.shape, b.shape)
         if a.device.type != "cpu" or not 0 < terms.numel() <= _MOST_PRODUCTS:
             return None
-        products = (self._narrow(a.detach()) * self._narrow(b.detach())).numpy()
-        total = np.add.accumulate(products, axis=-1)[..., -1]
-        return torch.from_numpy(np.asarray(total)).to(a.dtype)
+        products = self._narrow(a.detach()) * self._narrow(b.detach())
+        return _running_sums(products, -1)[..., -1].to(a.dtype)
 
     def _moments(
         self, name: str, x: Tensor, dim: Any = None, correction: Any = 1, keepdim: bool = False
@@ -345,6 +342,13 @@ class RandomRounding(Mode):
         # On a CPU torch adds these one by one.
         serial = of(self._narrow).to(total.dtype) if total.device.type == "cpu" else None
         return self._summed(total, root, count, serial)
+
+
+def _running_sums(x: Tensor, dim: int) -> Tensor:
+    """Sums up to each element, term by term; numpy adds so, torch does not."""
+    import numpy as np  # not needed, and not imported, where nothing is compared
+
+    return torch.from_numpy(np.add.accumulate(x.numpy(), axis=dim))
 
 
 def _places(x: Tensor, dim: int) -> Tensor:

@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import HealthCheck, assume, given, seed, settings
-from hypothesis import strategies as st
-from hypothesis.errors import Flaky, Unsatisfiable
 
 from opforge.check.row import Fault, NotApplicable, Trial, row
 from opforge.check.situation import Situation, TooLarge
@@ -41,6 +38,11 @@ _VALUES = (None, None, None, float("nan"), float("inf"), -float("inf"), -0.0)
 )
 def random(t: Trial) -> None:
     """Random situations: dtype, kind of case, sizes, layouts, a special value, a gradient."""
+    # Here and not above: to list the rows takes none of it.
+    from hypothesis import HealthCheck, assume, given, seed, settings
+    from hypothesis import strategies as st
+    from hypothesis.errors import Flaky, Unsatisfiable
+
     bases = [s for dtype in t.dtypes for s in t.kinds(dtype)]
     count = 150 if t.full else 25
 

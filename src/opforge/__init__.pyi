@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+# Made by python -m opforge.stubs: not to be edited.
+
+from collections.abc import Sequence
+from typing import Literal, overload
+
+from torch import Tensor
+
+from opforge import nn as nn
+from opforge import sim as sim
+from opforge import testing as testing
+from opforge.discover import load as load
+from opforge.launch import launch_config as launch_config
+from opforge.op import Backward as Backward
+from opforge.op import Make as Make
+from opforge.op import Op as Op
+from opforge.profile.nvtx import nvtx as nvtx
+
+__version__: str
+
+def bias_dropout_residual(
+    x: Tensor,
+    bias: Tensor | None,
+    residual: Tensor,
+    p: float = 0.1,
+    training: bool = True,
+) -> Tensor:
+    """``residual + dropout(x + bias, p)`` in one pass, ``bias`` over the last dim of ``x`` or
+    None."""
+
+def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
+    """``gelu(x + bias)`` with ``bias`` over the last dim of ``x``."""
+
+def cross_entropy(
+    logits: Tensor,
+    target: Tensor,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+    overwrite_logits: bool = False,
+) -> Tensor:
+    """Cross entropy of ``logits``, classes along the last dim, and the labels in ``target``."""
+
+def cumsum(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """Sums of ``x`` along ``dim`` up to each element, the same bits every time."""
+
+def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
+    """Elements are 0 with probability ``p``, the others divided by ``1 - p``."""
+
+def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
+    """``gelu(gate) * up``; without ``up``, of the two halves of the last dim of ``gate``."""
+
+def group_norm(
+    x: Tensor,
+    groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 1e-05,
+    activation: str | None = None,
+    save: bool = True,
+) -> Tensor:
+    """``(x - mean) / sqrt(var + eps) * weight + bias`` over each group of channels of each
+    sample."""
+
+@overload
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: None = None,
+    *,
+    eps: float = 1e-05,
+    relu: Literal["before", "after"] | None = None,
+    dropout: Literal["before", "after"] | None = None,
+    p: float = 0.0,
+    save: bool = True,
+) -> Tensor:
+    """``(h - mean(h)) / sqrt(var(h) + eps) * weight + bias`` over the last dim, with ``h = x``."""
+
+@overload
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor,
+    *,
+    eps: float = 1e-05,
+    relu: Literal["before", "after"] | None = None,
+    dropout: Literal["before", "after"] | None = None,
+    p: float = 0.0,
+    save: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """``(h - mean(h)) / sqrt(var(h) + eps) * weight + bias`` over the last dim, with ``h = x``."""
+
+@overload
+def layer_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    residual: Tensor,
+    eps: float = 1e-05,
+    relu: Literal["before", "after"] | None = None,
+    dropout: Literal["before", "after"] | None = None,
+    p: float = 0.0,
+    save: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """``(h - mean(h)) / sqrt(var(h) + eps) * weight + bias`` over the last dim, with ``h = x``."""
+
+def linear_cross_entropy(
+    input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    reduction: Literal["none", "mean", "sum"] = "mean",
+    chunk: int = 0,
+    low_memory: bool = False,
+) -> Tensor:
+    """``cross_entropy(linear(input, weight, bias), target)`` without ever holding all logits."""
+
+def log_softmax(
+    x: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+) -> Tensor:
+    """``log_softmax(x * scale + mask)`` over the last dim, computed in float32 and rounded once."""
+
+def reduce_sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
+    """Sum of ``x`` over ``dim`` (an int, several, or None for all), the same bits every time."""
+
+def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
+    """``relu(gate) * up``; without ``up``, of the two halves of the last dim of ``gate``."""
+
+def relu(x: Tensor) -> Tensor:
+    """Rectified linear unit, elementwise; the output has the strides of ``x``."""
+
+@overload
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    residual: None = None,
+    *,
+    eps: float = 1e-06,
+    offset: float = 0.0,
+    relu: Literal["before", "after"] | None = None,
+    dropout: Literal["before", "after"] | None = None,
+    p: float = 0.0,
+    save: bool = True,
+) -> Tensor:
+    """``h / sqrt(mean(h²) + eps) * (weight + offset)`` over the last dim, with ``h = x``."""
+
+@overload
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    residual: Tensor,
+    *,
+    eps: float = 1e-06,
+    offset: float = 0.0,
+    relu: Literal["before", "after"] | None = None,
+    dropout: Literal["before", "after"] | None = None,
+    p: float = 0.0,
+    save: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """``h / sqrt(mean(h²) + eps) * (weight + offset)`` over the last dim, with ``h = x``."""
+
+@overload
+def rms_norm(
+    x: Tensor,
+    weight: Tensor | None = None,
+    *,
+    residual: Tensor,
+    eps: float = 1e-06,
+    offset: float = 0.0,
+    relu: Literal["before", "after"] | None = None,
+    dropout: Literal["before", "after"] | None = None,
+    p: float = 0.0,
+    save: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """``h / sqrt(mean(h²) + eps) * (weight + offset)`` over the last dim, with ``h = x``."""
+
+def rope(
+    q: Tensor,
+    k: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None = None,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Turn queries and keys by the angles of their positions: ``(q, k)``, None where k is None."""
+
+def scale_bias_relu(x: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
+    """``relu(x * scale + bias)`` with ``bias`` over the last dim of ``x``."""
+
+def softmax(
+    x: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+) -> Tensor:
+    """``softmax(x * scale + mask)`` over the last dim, computed in float32 and rounded once."""
+
+def stencil2d(x: Tensor, weight: Tensor, boundary: str = "zero", fill: float = 0.0) -> Tensor:
+    """Weighted sums of every pixel and its neighbours, over the last two dims of ``x``."""
+
+def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
+    """``silu(gate) * up``; without ``up``, of the two halves of the last dim of ``gate``."""
+
+def vector_add(a: Tensor, b: Tensor) -> Tensor:
+    """``a + b`` with broadcasting, for tensors of one dtype (autocast promotes to the wider)."""
