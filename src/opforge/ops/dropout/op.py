@@ -55,7 +55,7 @@ op = Op(
     validate=validate,
     cases=cases,
     # A factor and a choice; the random numbers are no work of the op's purpose.
-    operations=lambda x, seed, p: 2 * x.numel(),
+    operations=lambda x: 2 * x.numel(),
     sized=lambda make, *shape: (make(*shape), torch.tensor([17], device=make.device), 0.5),
 )
 

@@ -115,22 +115,7 @@ def backward_reference(
     )
 
 
-def d_input(*args: Any) -> Tensor:
-    """The gradient of input, if it is wanted now, but for the factor that comes late."""
-    return _unscaled(INPUT, *args)
-
-
-def d_weight(*args: Any) -> Tensor:
-    """The same of weight."""
-    return _unscaled(WEIGHT, *args)
-
-
-def d_bias(*args: Any) -> Tensor:
-    """The same of bias."""
-    return _unscaled(BIAS, *args)
-
-
-def _unscaled(
+def unscaled(
     which: int,
     input: Tensor,
     weight: Tensor,
@@ -144,6 +129,7 @@ def _unscaled(
     low_memory: bool,
     wanted: int,
 ) -> Tensor:
+    """The gradient of one input, if it is wanted now, but for the factor that comes late."""
     wide = wide_dtype(input)
     dtype = {INPUT: input.dtype, WEIGHT: _kept_dtype(input), BIAS: wide}[which]
     if not wanted & which or reduction == NONE:
@@ -271,12 +257,10 @@ def validate(
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None,
-    ignore_index: int,
     label_smoothing: float,
     z_loss: float,
     reduction: int,
     pieces: int,
-    low_memory: bool,
     wanted: int,
 ) -> None:
     """Shapes and dtypes fit, options are in range; the labels themselves are not looked at."""
@@ -343,13 +327,37 @@ def sized(make: Any, rows: int, cols: int) -> dict[str, tuple[Any, ...]]:
     return {"loss": (*inputs, 0), "loss and gradients": (*inputs, INPUT | WEIGHT)}
 
 
+def module(
+    input: Tensor,
+    ignore_index: int,
+    label_smoothing: float,
+    z_loss: float,
+    reduction: int,
+    pieces: int,
+    low_memory: bool,
+) -> torch.nn.Module:
+    """The layer with these options."""
+    return opforge.nn.LinearCrossEntropyLoss(
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        reduction=REDUCTIONS[reduction],
+        chunk=-(-input.shape[0] // pieces) if pieces else 0,
+        low_memory=low_memory,
+    )
+
+
 op = Op(
     schema="linear_cross_entropy(Tensor input, Tensor weight, Tensor target, Tensor? bias, "
     "int ignore_index, float label_smoothing, float z_loss, int reduction, int pieces, "
     "bool low_memory, int wanted) "
     "-> (Tensor loss, Tensor d_input, Tensor d_weight, Tensor d_bias)",
     reference=reference,
-    statistics={"d_input": d_input, "d_weight": d_weight, "d_bias": d_bias},
+    statistics={
+        "d_input": functools.partial(unscaled, INPUT),
+        "d_weight": functools.partial(unscaled, WEIGHT),
+        "d_bias": functools.partial(unscaled, BIAS),
+    },
     composed=composed,
     backward=Backward(
         "linear_cross_entropy_backward(Tensor grad_loss, Tensor input, Tensor weight, "
@@ -364,22 +372,13 @@ op = Op(
     own_dtypes={"target": (torch.int64,)},
     validate=validate,
     cases=cases,
-    operations=lambda input, weight, target, bias, i, s, z, r, p, low_memory, wanted: (
+    operations=lambda input, weight, wanted: (
         2 * input.numel() * weight.shape[0] * (1 + bool(wanted & INPUT) + bool(wanted & WEIGHT))
     ),
     sized=sized,
-    product=lambda input, weight, *rest: (input, weight.t()),
+    product=lambda input, weight: (input, weight.t()),
     rowwise=True,
-    module=lambda input, weight, target, bias, ignore, smoothing, z, how, pieces, low, wanted: (
-        opforge.nn.LinearCrossEntropyLoss(
-            ignore_index=ignore,
-            label_smoothing=smoothing,
-            z_loss=z,
-            reduction=REDUCTIONS[how],
-            chunk=-(-input.shape[0] // pieces) if pieces else 0,
-            low_memory=low,
-        )
-    ),
+    module=module,
 )
 
 

@@ -41,7 +41,7 @@ op = Op(
     operations=lambda gate, up: 2 * gated.outputs(gate, up),
     sized=gated.sized,
     autocast="promote",
-    module=lambda gate, up: opforge.nn.ReGLU(),
+    module=lambda: opforge.nn.ReGLU(),
 )
 
 

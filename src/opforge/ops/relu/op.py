@@ -40,7 +40,7 @@ op = Op(
     sized=lambda make, *shape: (make(*shape),),
     like="x",
     pointwise=True,
-    module=lambda x: opforge.nn.ReLU(),
+    module=lambda: opforge.nn.ReLU(),
 )
 
 

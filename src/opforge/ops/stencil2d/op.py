@@ -105,7 +105,7 @@ def fold(padded: Tensor, boundary: int) -> Tensor:
     return padded
 
 
-def validate(x: Tensor, weight: Tensor, boundary: int, fill: float) -> None:
+def validate(x: Tensor, weight: Tensor, boundary: int) -> None:
     """An image, 5 or 9 weights, a boundary that the image is large enough for."""
     if x.dim() < 2:
         raise ValueError(
@@ -156,7 +156,7 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
 def conv2d() -> Callable[..., Tensor]:
     """torch's convolution, which knows zeros beyond the edges."""
 
-    def run(x: Tensor, weight: Tensor, boundary: int, fill: float) -> Tensor:
+    def run(x: Tensor, weight: Tensor) -> Tensor:
         kernel = weight.new_zeros(9)
         order = torch.tensor([4 + 3 * row + col for row, col in places(weight)])
         kernel = kernel.index_put((order.to(weight.device),), weight)
@@ -177,7 +177,7 @@ op = Op(
     ),
     validate=validate,
     cases=cases,
-    operations=lambda x, weight, boundary, fill: (2 * len(weight) - 1) * x.numel(),
+    operations=lambda x, weight: (2 * len(weight) - 1) * x.numel(),
     sized=lambda make, *shape: {
         "5 points": (make(*shape), make(5), CONSTANT, 0.0),
         "9 points": (make(*shape), make(9), CONSTANT, 0.0),

@@ -55,7 +55,7 @@ op = Op(
     sized=gated.sized,
     peers={"liger": liger},
     autocast="promote",
-    module=lambda gate, up: opforge.nn.SwiGLU(),
+    module=lambda: opforge.nn.SwiGLU(),
 )
 
 
