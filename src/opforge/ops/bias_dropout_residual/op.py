@@ -103,5 +103,8 @@ def bias_dropout_residual(
     philox.check_probability(NAME, p)
     if not training or p == 0:
         # Nothing is dropped, whatever the seed.
-        return op(x, bias, residual, x.new_empty(1, dtype=torch.int64), 0.0)
-    return op(x, bias, residual, philox.draw_seed(x.device), p)
+        seed, p = x.new_empty(1, dtype=torch.int64), 0.0
+    else:
+        seed = philox.draw_seed(x.device)
+    y: Tensor = op(x, bias, residual, seed, p)
+    return y

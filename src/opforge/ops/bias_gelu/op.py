@@ -89,4 +89,5 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
         raise ValueError(
             f'opforge.bias_gelu: approximate must be "none" or "tanh", got {approximate!r}'
         )
-    return op(x, bias, APPROXIMATE[approximate])
+    y: Tensor = op(x, bias, APPROXIMATE[approximate])
+    return y

@@ -252,7 +252,8 @@ def cross_entropy(
     refuse_probabilities("cross_entropy", target, logits.shape)
     check_labels("cross_entropy", target, logits.shape[-1] if logits.dim() else 0, ignore_index)
     how = code_of("cross_entropy", reduction)
-    return op(logits, target, ignore_index, label_smoothing, z_loss, how, overwrite_logits)
+    loss: Tensor = op(logits, target, ignore_index, label_smoothing, z_loss, how, overwrite_logits)
+    return loss
 
 
 def _known(v: Tensor, logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:

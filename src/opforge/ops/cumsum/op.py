@@ -81,4 +81,5 @@ def cumsum(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = Fa
 
     ``exclusive`` leaves the element itself out, ``reverse`` sums from the end.
     """
-    return op(x, dim, exclusive, reverse)
+    y: Tensor = op(x, dim, exclusive, reverse)
+    return y

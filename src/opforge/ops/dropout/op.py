@@ -74,4 +74,5 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     philox.check_probability("dropout", p)
     if not training or p == 0:
         return x
-    return op(x, philox.draw_seed(x.device), p)
+    y: Tensor = op(x, philox.draw_seed(x.device), p)
+    return y

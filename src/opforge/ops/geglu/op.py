@@ -99,4 +99,5 @@ def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> 
         raise ValueError(
             f'opforge.geglu: approximate must be "none" or "tanh", got {approximate!r}'
         )
-    return op(gate, up, APPROXIMATE[approximate])
+    y: Tensor = op(gate, up, APPROXIMATE[approximate])
+    return y

@@ -244,4 +244,5 @@ def group_norm(
         raise ValueError(
             f'opforge.group_norm: activation must be "silu" or None, got {activation!r}'
         )
-    return op(x, weight, bias, groups, eps, activation == "silu", save)
+    y: Tensor = op(x, weight, bias, groups, eps, activation == "silu", save)
+    return y

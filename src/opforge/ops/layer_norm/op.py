@@ -48,8 +48,8 @@ def reference(
         y = torch.nn.functional.layer_norm(h, h.shape[-1:], weight, bias, eps)
     else:
         v = norms.wide(h)
-        wide = [None if param is None else param.to(v.dtype) for param in (weight, bias)]
-        y = torch.nn.functional.layer_norm(v, v.shape[-1:], *wide, eps).to(x.dtype)
+        w, b = (None if param is None else param.to(v.dtype) for param in (weight, bias))
+        y = torch.nn.functional.layer_norm(v, v.shape[-1:], w, b, eps).to(x.dtype)
     y = norms.around(y, after, norms.part(seed, 1), p)
     return y, norms.no_tensor(x) if residual is None else h
 
@@ -197,7 +197,7 @@ def quack() -> Callable[..., Any]:
 
     class Quack(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Any:
             wide = weight.float(), bias.float()
             y, rstd, mean = layernorm_fwd(x, *wide, eps, return_rstd=True, return_mean=True)
             ctx.save_for_backward(x, weight, rstd, mean)

@@ -75,4 +75,5 @@ def reduce_sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
     """Sum of ``x`` over ``dim`` (an int, several, or None for all), the same bits every time."""
     if dim is not None:
         dim = [dim] if isinstance(dim, int) else [int(d) for d in dim]
-    return op(x, dim, keepdim)
+    y: Tensor = op(x, dim, keepdim)
+    return y

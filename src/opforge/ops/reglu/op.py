@@ -47,4 +47,5 @@ op = Op(
 
 def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """``relu(gate) * up``; without ``up``, of the two halves of the last dim of ``gate``."""
-    return op(gate, up)
+    y: Tensor = op(gate, up)
+    return y

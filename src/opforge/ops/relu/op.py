@@ -46,4 +46,5 @@ op = Op(
 
 def relu(x: Tensor) -> Tensor:
     """Rectified linear unit, elementwise; the output has the strides of ``x``."""
-    return op(x)
+    y: Tensor = op(x)
+    return y

@@ -73,4 +73,5 @@ op = Op(
 
 def scale_bias_relu(x: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
     """``relu(x * scale + bias)`` with ``bias`` over the last dim of ``x``."""
-    return op(x, bias, scale)
+    y: Tensor = op(x, bias, scale)
+    return y

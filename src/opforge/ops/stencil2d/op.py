@@ -85,7 +85,8 @@ def backward_reference(
 
 def spread(grad_y: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the padded image."""
-    padded: Any = 0
+    height, width = grad_y.shape[-2:]
+    padded = grad_y.new_zeros(*grad_y.shape[:-2], height + 2, width + 2)
     for k, (row, col) in enumerate(places(weight)):
         sides = (1 + col, 1 - col, 1 + row, 1 - row)
         padded = padded + torch.nn.functional.pad(weight[k] * grad_y, sides)
@@ -200,9 +201,10 @@ def stencil2d(x: Tensor, weight: Tensor, boundary: str = "zero", fill: float = 0
         fill: the constant.
     """
     if boundary == "zero":
-        return op(x, weight, CONSTANT, 0.0)
+        boundary, fill = "constant", 0.0
     if boundary not in BOUNDARIES:
         raise ValueError(
             f"opforge.stencil2d: boundary {boundary!r} is none of zero, {', '.join(BOUNDARIES)}"
         )
-    return op(x, weight, BOUNDARIES.index(boundary), fill)
+    y: Tensor = op(x, weight, BOUNDARIES.index(boundary), fill)
+    return y

@@ -61,4 +61,5 @@ op = Op(
 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """``silu(gate) * up``; without ``up``, of the two halves of the last dim of ``gate``."""
-    return op(gate, up)
+    y: Tensor = op(gate, up)
+    return y
