@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
+from opforge import discover
 from opforge.errors import RecordError
 from opforge.op import Op
 from opforge.registration import schema
@@ -103,3 +106,20 @@ def test_a_peer_is_looked_at_when_it_is_there() -> None:
     said = f"what peers['bad'] returns asks for 'q', which is no argument of the schema; {ALL}"
     with pytest.raises(RecordError, match=re.escape(said)):
         op.peers["bad"]()
+
+
+def test_every_peer_of_a_built_in_op_asks_for_arguments_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever is installed: a peer that is not is replaced by a mock."""
+    real = builtins.__import__
+
+    def pretend(name: str, *rest: Any) -> Any:
+        foreign = name.partition(".")[0] in ("liger_kernel", "quack")
+        return mock.MagicMock() if foreign else real(name, *rest)
+
+    found = [(op, name) for op in map(discover.find, discover.builtin_names()) for name in op.peers]
+    assert len(found) > 10
+    monkeypatch.setattr(builtins, "__import__", pretend)
+    for op, name in found:
+        assert callable(op.peers[name]())
