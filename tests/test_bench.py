@@ -227,7 +227,7 @@ def test_an_op_that_does_not_need_all_of_its_bytes_is_no_cheat(bench, tmp_path):
     done = bench(loose, "--shapes", "20000", "--peers", "eager", "--json", tmp_path / "a.json")
     assert done.code == 0, done.out + done.err
     assert "the record counts too many bytes, give it bytes=" in done.out
-    more = "bytes=lambda table, rows: 2 * 4 * 512 * 4,"
+    more = "bytes=lambda: 2 * 4 * 512 * 4,"
     exact = write_op(tmp_path / "b", op_py=LOOKUP.format(name="exact_rows", more=more), cpp=None)
     done = bench(exact, "--shapes", "20000", "--peers", "eager", "--json", tmp_path / "b.json")
     assert done.code == 0, done.out + done.err
@@ -273,7 +273,7 @@ class Picky(torch.autograd.Function):
 def test_gradients_lie_in_memory_as_the_results_do(bench, tmp_path):
     """Others would be copied first, which is not what a backward costs."""
     reference = "lambda x: (2 * x).t().contiguous().t()"
-    folder = write(tmp_path, "turned", PICKY, reference, picky="lambda: Picky.apply")
+    folder = write(tmp_path, "turned", PICKY, reference, picky="lambda: lambda x: Picky.apply(x)")
     file = tmp_path / "turned.json"
     done = bench(folder, "--shapes", SIZE, "--backward", "--peers", "picky", "--json", file)
     assert done.code == 0, done.out + done.err
@@ -295,7 +295,7 @@ op = Op(
     dtypes=(torch.float32,),
     like="x",
     sized=lambda make, rows, cols: (make(cols, rows).t(),),
-    peers={{"picky": lambda: Picky.apply}},
+    peers={{"picky": lambda: lambda x: Picky.apply(x)}},
 )
 """
     folder, file = write_op(tmp_path / "promised", op_py=record, cpp=None), tmp_path / "out.json"

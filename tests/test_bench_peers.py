@@ -16,6 +16,7 @@ PEERS = {
     "absent": "nowhere",
     "broken": "nothing",
     "raising": "lambda: refuse",
+    "asking": "lambda: lambda y: 2 * y",
     "wrong": "lambda: lambda x: 3 * x",
     "shapeless": "lambda: lambda x: 2 * x[:1]",
     "double": "lambda: lambda x: (2 * x, 2 * x)",
@@ -27,6 +28,7 @@ PEERS = {
 SAID = {  # in the row of a peer that is not timed
     "broken": "RuntimeError: cannot be loaded",
     "raising": "ValueError: not with me",
+    "asking": "RecordError: the record of bench_peers: what peers['asking'] returns asks for 'y'",
     "wrong": "wrong: bench_peers: error ",
     "shapeless": "wrong: bench_peers: shape (1, 256), not (128, 256)",
     "double": "wrong: bench_peers: 2 results, not 1",

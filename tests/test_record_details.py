@@ -32,12 +32,12 @@ DETAILED = """
         schema="detailed(Tensor x, Tensor scale, Tensor w, bool lean) "
         "-> (Tensor y, Tensor z, Tensor size)",
         reference=lambda x, scale, w, lean: (x * scale, x + w),
-        statistics={"size": lambda x, scale, w, lean: x.new_full((), float(x.numel()))},
+        statistics={"size": lambda x: x.new_full((), float(x.numel()))},
         backward=Backward(
             "detailed_backward(Tensor grad_y, Tensor? grad_z, Tensor? x, Tensor scale, Tensor size)"
             " -> (Tensor grad_x, Tensor grad_scale, Tensor grad_w)",
             backward,
-            unsaved=lambda x, scale, w, lean: ["x"] if lean else [],
+            unsaved=lambda lean: ["x"] if lean else [],
             shared={"w": "grad_z"},
         ),
     )
@@ -157,10 +157,15 @@ def test_a_gradient_can_be_another_that_is_returned(tmp_path: Path) -> None:
             "so that it has no gradient; what can be asked for is 'size' itself",
         ),
         (
-            'unsaved=lambda x, scale, w, lean: ["x"] if lean else []',
+            'unsaved=lambda lean: ["x"] if lean else []',
             'unsaved="x"',
-            "unsaved of detailed_backward must be a function of the arguments of detailed that "
-            "returns names among them, got 'x'",
+            "the record of detailed: unsaved must be a function, got 'x'",
+        ),
+        (
+            "unsaved=lambda lean:",
+            "unsaved=lambda x, size, lean:",
+            "the record of detailed: unsaved asks for 'size', which is no argument of the schema; "
+            "it may ask for x, scale, w, lean",
         ),
     ],
 )
@@ -224,7 +229,7 @@ def test_gradients_take_the_strides_of_what_is_always_saved(tmp_path: Path) -> N
                 reference=lambda x, lean: x * 2,
                 backward=Backward("kept_backward(Tensor grad_y, Tensor? x) -> Tensor grad_x",
                                   lambda grad_y, x: grad_y * 2,
-                                  unsaved=lambda x, lean: ["x"] if lean else []))
+                                  unsaved=lambda lean: ["x"] if lean else []))
     """
     kept = load_record(tmp_path, text)
     for lean in (True, False):

@@ -3,11 +3,13 @@
 
 An op folder's ``op.py`` makes exactly one ``Op``. Names tie its parts together: a backward asks for
 ``grad_<output>``, for inputs and outputs it wants saved (by their names), for ``<input>_shape``,
-``needs_<input>`` and ``may_overwrite``, and gets just those.
+``needs_<input>`` and ``may_overwrite``, and gets just those. The record's other functions get the
+arguments that their parameters name, see :class:`Op`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +19,7 @@ import torch
 
 import opforge.registration.schema as schemas
 from opforge.errors import RecordError
+from opforge.registration.by_name import by_name
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -35,9 +38,10 @@ class Backward:
             backward may write to them, or take their memory for its results.
         reference: the same in plain PyTorch. What it gets of the forward's statistics is constant
             to it: let it make its own, and it can be differentiated again.
-        unsaved: given the forward's arguments, names those that the backward can do without this
-            time; it gets None, and they are not kept alive. It may go by numbers, shapes and
-            what is None, never by values: tensors have none while a model is compiled.
+        unsaved: given those of the forward's arguments that it asks for, names those that the
+            backward can do without this time; it gets None, and they are not kept alive. It may
+            go by numbers, shapes and what is None, never by values: tensors have none while a
+            model is compiled.
         shared: gradients that are others', as ``{"residual": "grad_y"}`` for what is only added.
             Where the backward returns none for the first, or an empty tensor, it is the second:
             an output's, as it comes, or another one that is returned. Nothing is written twice.
@@ -131,6 +135,12 @@ class Make:
 class Op:
     """Declares one operator.
 
+    ``reference`` and ``composed`` take the schema's arguments in order. ``statistics``,
+    ``validate``, ``operations``, ``bytes``, ``product``, ``module``, what a function of ``peers``
+    returns and :class:`Backward`'s ``unsaved`` get by name what they ask for:
+    ``operations=lambda x: 4 * x.numel()``. ``**kwargs`` asks for all arguments. A parameter with a
+    default that names no argument keeps its default, as in ``lambda x, factor=4: …``.
+
     Args:
         schema: ``"name(Tensor x, float scale) -> Tensor y"``; every argument and return is named.
         reference: the math in plain PyTorch, the definition of truth; takes the schema's arguments.
@@ -143,7 +153,7 @@ class Op:
         dtypes: what every tensor argument may have.
         own_dtypes: the arguments with dtypes of their own, by name: labels, seeds, positions.
         statistics: what the forward returns for its backward alone, after its outputs and by name:
-            functions of the op's arguments in plain PyTorch. Callers of the op do not see them.
+            functions in plain PyTorch. Callers of the op do not see them.
         validate: raises ValueError or TypeError for arguments the reference would accept but the
             op does not, with a message that names the argument.
         cases: yields argument tuples, given a :class:`Make`. Without it a few are derived from the
@@ -154,7 +164,7 @@ class Op:
         sized: ``sized(make, *shape)`` gives the arguments of a benchmark of that shape, or a dict
             of them by name where several are worth timing. By default a case is resized.
         peers: other ways to compute the op, by name: functions that import one and return a
-            callable with the op's arguments. ImportError says that it is not installed.
+            callable. ImportError says that it is not installed.
         product: for matrix work, the two matrices whose library product is the speed to reach.
         like: the tensor input whose strides the output takes. By default outputs are contiguous.
         pointwise: every output element depends on one element of each (broadcast) input.
@@ -163,7 +173,7 @@ class Op:
         same_bits: on the CPU the result does not depend on the number of threads, to the bit.
         autocast: what autocast does to the inputs: ``"promote"`` to the widest of them, a dtype,
             or nothing.
-        module: makes the ``nn.Module`` around the op for the arguments of a case, if there is one;
+        module: makes the ``nn.Module`` around the op, if there is one, for arguments of a case;
             called with the tensor arguments that the module does not own, it is the op.
         build: what it takes to compile its sources beside the folder: a :class:`Build`.
         namespace: ``torch.ops.<namespace>``; ``opforge`` for the built-in ops.
@@ -233,6 +243,7 @@ class Op:
             )
         self._check_names_are_distinct()
         schemas.check_name(self.namespace, "namespace")
+        self._resolve_parameters()
 
     @property
     def name(self) -> str:
@@ -336,6 +347,23 @@ class Op:
 
     def _on_meta(self, args: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         return as_tuple(getattr(getattr(torch.ops, self.namespace), self.name)(*args))
+
+    def _resolve_parameters(self) -> None:
+        """From here on the record's functions take all arguments, and use those they ask for."""
+        for name in ("validate", "operations", "bytes", "product", "module"):
+            if (function := getattr(self, name)) is not None:
+                setattr(self, name, by_name(function, self.forward, name))
+        self.statistics = {
+            name: by_name(function, self.forward, f"statistics[{name!r}]")
+            for name, function in self.statistics.items()
+        }
+        self.peers = {
+            name: functools.partial(self._peer, name, find) for name, find in self.peers.items()
+        }
+
+    def _peer(self, name: str, find: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        """What is installed of a peer; only then its parameters can be seen."""
+        return by_name(find(), self.forward, f"what peers[{name!r}] returns")
 
     def _check_statistics(self) -> None:
         names = [r.name for r in self.forward.returns]

@@ -37,8 +37,8 @@ op = Op(
     schema="linear_bias_relu(Tensor x, Tensor weight, Tensor bias) -> Tensor y",
     reference=reference,
     cases=cases,
-    operations=lambda x, weight, bias: 2 * x.shape[0] * weight.numel(),
+    operations=lambda x, weight: 2 * x.shape[0] * weight.numel(),
     sized=sized,
     peers={"cuBLASLt": cublaslt},
-    product=lambda x, weight, bias: (x, weight.t()),
+    product=lambda x, weight: (x, weight.t()),
 )

@@ -19,6 +19,7 @@ import torch
 
 from opforge.errors import RecordError
 from opforge.op import MAY_OVERWRITE, Backward, as_result, as_tuple, is_float
+from opforge.registration.by_name import by_name
 from opforge.registration.schema import Schema
 
 
@@ -41,12 +42,9 @@ class Gradient:
         inputs = [a.name for a in forward.args]
         outputs = [r.name for r in forward.returns]
         self._inputs = inputs
-        self._unsaved = details.unsaved if details else None
-        if self._unsaved is not None and not callable(self._unsaved):
-            raise RecordError(
-                f"unsaved of {self.name} must be a function of the arguments of {forward.name} "
-                f"that returns names among them, got {self._unsaved!r}"
-            )
+        self._unsaved: Callable[..., Sequence[str]] | None = None
+        if details and details.unsaved is not None:
+            self._unsaved = by_name(details.unsaved, forward, "unsaved")
         self._shared = self._resolve_shared(details, inputs, outputs, targets) if details else ()
         handed_on = details.shared.values() if details else ()
         asked = [o for o in outputs if f"grad_{o}" in (*parameters, *handed_on)]

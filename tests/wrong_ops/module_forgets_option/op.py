@@ -28,5 +28,5 @@ op = Op(
     schema="module_forgets_option(Tensor x, float scale) -> Tensor y",
     reference=lambda x, scale: x * scale,
     cases=cases,
-    module=lambda x, scale: Scaled(scale),
+    module=lambda scale: Scaled(scale),
 )

@@ -32,7 +32,7 @@ def backward_reference(
     return passed, rows.sum(0)
 
 
-def validate(x: Tensor, bias: Tensor, tanh: bool) -> None:
+def validate(x: Tensor, bias: Tensor) -> None:
     """bias is one value per column of x, in the dtype of x."""
     if x.dim() == 0:
         raise ValueError("opforge.bias_gelu: x must have at least one dimension, got a scalar")
@@ -70,13 +70,13 @@ op = Op(
     validate=validate,
     cases=cases,
     # Plus bias, three for the cubic, tanh, plus 1, times x / 2.
-    operations=lambda x, bias, tanh: 8 * x.numel(),
+    operations=lambda x: 8 * x.numel(),
     sized=lambda make, *shape: {
         "tanh": (make(*shape), make(shape[-1]), True),
         "erf": (make(*shape), make(shape[-1]), False),
     },
     autocast="promote",
-    module=lambda x, bias, tanh: opforge.nn.BiasGELU(x.shape[-1], "tanh" if tanh else "none"),
+    module=lambda x, tanh: opforge.nn.BiasGELU(x.shape[-1], "tanh" if tanh else "none"),
 )
 
 
@@ -89,4 +89,5 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
         raise ValueError(
             f'opforge.bias_gelu: approximate must be "none" or "tanh", got {approximate!r}'
         )
-    return op(x, bias, APPROXIMATE[approximate])
+    y: Tensor = op(x, bias, APPROXIMATE[approximate])
+    return y

@@ -57,27 +57,19 @@ def reference(
     return losses.sum() / kept.sum() if reduction == MEAN else losses.sum()
 
 
-def peak(logits: Tensor, target: Tensor, ignore_index: int, *rest: Any) -> Tensor:
+def peak(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
     """The largest logit of each row; 0 if the row is ignored, NaN if its label is out of range."""
     return _known(wide(logits.detach()).amax(-1), logits, target, ignore_index)
 
 
-def log_sum(logits: Tensor, target: Tensor, ignore_index: int, *rest: Any) -> Tensor:
+def log_sum(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
     """log(sum(exp(logit - peak))) of each row, with the same exceptions."""
     v = wide(logits.detach())
     away = v - v.amax(-1, keepdim=True)
     return _known(away.exp().sum(-1).log(), logits, target, ignore_index)
 
 
-def count(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    smoothing: float,
-    z: float,
-    reduction: int,
-    *_,
-) -> Tensor:
+def count(target: Tensor, ignore_index: int, reduction: int) -> Tensor:
     """For the mean: how many rows are not ignored."""
     return (target != ignore_index).sum() if reduction == MEAN else no_tensor(target)
 
@@ -110,13 +102,7 @@ def backward_reference(
 
 
 def validate(
-    logits: Tensor,
-    target: Tensor,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
-    reduction: int,
-    overwrite: bool,
+    logits: Tensor, target: Tensor, label_smoothing: float, z_loss: float, reduction: int
 ) -> None:
     """Shapes fit, options are in range; the labels themselves are not looked at."""
     validate_options("cross_entropy", label_smoothing, z_loss, reduction)
@@ -167,13 +153,19 @@ def eager() -> Callable[..., Tensor]:
     """PyTorch's two ops as they are meant to be called: no float copy of 16-bit logits."""
 
     def run(
-        logits: Tensor, target: Tensor, ignore: int, smoothing: float, z: float, *rest: Any
+        logits: Tensor,
+        target: Tensor,
+        ignore_index: int,
+        label_smoothing: float,
+        z_loss: float,
+        reduction: int,
     ) -> Any:
-        if smoothing or z:
+        if label_smoothing or z_loss:
             raise NotImplementedError("log_softmax and nll_loss alone")
         logs = torch.log_softmax(logits, -1, dtype=wide_dtype(logits)).flatten(0, -2)
-        how = REDUCTIONS[rest[0]]
-        return functional.nll_loss(logs, target.reshape(-1), ignore_index=ignore, reduction=how)
+        how = REDUCTIONS[reduction]
+        labels = target.reshape(-1)
+        return functional.nll_loss(logs, labels, ignore_index=ignore_index, reduction=how)
 
     return run
 
@@ -183,12 +175,17 @@ def quack() -> Callable[..., Tensor]:
     from quack.cross_entropy import cross_entropy
 
     def run(
-        logits: Tensor, target: Tensor, ignore: int, smoothing: float, z: float, *rest: Any
+        logits: Tensor,
+        target: Tensor,
+        ignore_index: int,
+        label_smoothing: float,
+        z_loss: float,
+        reduction: int,
     ) -> Any:
-        if smoothing or z:
+        if label_smoothing or z_loss:
             raise NotImplementedError("quack's cross entropy has neither smoothing nor z-loss")
-        how = REDUCTIONS[rest[0]]
-        return cross_entropy(logits, target, ignore_index=ignore, reduction=how)
+        how = REDUCTIONS[reduction]
+        return cross_entropy(logits, target, ignore_index=ignore_index, reduction=how)
 
     return run
 
@@ -210,18 +207,16 @@ op = Op(
     validate=validate,
     cases=cases,
     # Less the largest, exp, add.
-    operations=lambda logits, *rest: 3 * logits.numel(),
+    operations=lambda logits: 3 * logits.numel(),
     sized=sized,
     peers={"log_softmax + nll_loss": eager, "quack": quack},
     rowwise=True,
-    module=lambda logits, target, ignore, smoothing, z, reduction, overwrite: (
-        opforge.nn.CrossEntropyLoss(
-            ignore_index=ignore,
-            label_smoothing=smoothing,
-            z_loss=z,
-            reduction=REDUCTIONS[reduction],
-            dim=-1,
-        )
+    module=lambda ignore_index, label_smoothing, z_loss, reduction: opforge.nn.CrossEntropyLoss(
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        z_loss=z_loss,
+        reduction=REDUCTIONS[reduction],
+        dim=-1,
     ),
 )
 
@@ -257,7 +252,8 @@ def cross_entropy(
     refuse_probabilities("cross_entropy", target, logits.shape)
     check_labels("cross_entropy", target, logits.shape[-1] if logits.dim() else 0, ignore_index)
     how = code_of("cross_entropy", reduction)
-    return op(logits, target, ignore_index, label_smoothing, z_loss, how, overwrite_logits)
+    loss: Tensor = op(logits, target, ignore_index, label_smoothing, z_loss, how, overwrite_logits)
+    return loss
 
 
 def _known(v: Tensor, logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:

@@ -31,7 +31,7 @@ def backward(grad_y: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor
     return grad_x
 
 
-def validate(x: Tensor, dim: int, exclusive: bool, reverse: bool) -> None:
+def validate(x: Tensor, dim: int) -> None:
     """The dim is in range."""
     rank = max(x.dim(), 1)
     if not -rank <= dim < rank:
@@ -66,7 +66,7 @@ op = Op(
     backward=backward,
     validate=validate,
     cases=cases,
-    operations=lambda x, dim, exclusive, reverse: x.numel(),
+    operations=lambda x: x.numel(),
     sized=lambda make, *shape: {
         "last dim": (make(*shape), -1, False, False),
         "first dim": (make(*shape), 0, False, False),
@@ -81,4 +81,5 @@ def cumsum(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = Fa
 
     ``exclusive`` leaves the element itself out, ``reverse`` sums from the end.
     """
-    return op(x, dim, exclusive, reverse)
+    y: Tensor = op(x, dim, exclusive, reverse)
+    return y

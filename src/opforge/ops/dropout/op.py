@@ -55,7 +55,7 @@ op = Op(
     validate=validate,
     cases=cases,
     # A factor and a choice; the random numbers are no work of the op's purpose.
-    operations=lambda x, seed, p: 2 * x.numel(),
+    operations=lambda x: 2 * x.numel(),
     sized=lambda make, *shape: (make(*shape), torch.tensor([17], device=make.device), 0.5),
 )
 
@@ -74,4 +74,5 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     philox.check_probability("dropout", p)
     if not training or p == 0:
         return x
-    return op(x, philox.draw_seed(x.device), p)
+    y: Tensor = op(x, philox.draw_seed(x.device), p)
+    return y

@@ -56,7 +56,7 @@ def in_full(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-def validate(op: str, x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> None:
+def validate(op: str, x: Tensor, mask: Tensor | None, causal: bool) -> None:
     """Rows there are, and the mask broadcasts to x."""
     if x.dim() == 0:
         raise ValueError(f"opforge.{op}: x must have at least one dimension, got a scalar")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,11 +40,6 @@ def backward_reference(
         return result
 
     return gated.gradients(grad_y, gate, up, lambda x: gelu(x, tanh), slope)
-
-
-def validate(gate: Tensor, up: Tensor | None, tanh: bool) -> None:
-    """Two tensors alike, or one whose last dim is even."""
-    gated.validate("geglu", gate, up)
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
@@ -83,14 +79,14 @@ op = Op(
         "-> (Tensor grad_gate, Tensor grad_up)",
         backward_reference,
     ),
-    validate=validate,
+    validate=partial(gated.validate, "geglu"),
     cases=cases,
     # Three for the cubic, exp, plus 1, one over it, times gate, times up.
-    operations=lambda gate, up, tanh: 8 * gated.outputs(gate, up),
+    operations=lambda gate, up: 8 * gated.outputs(gate, up),
     sized=sized,
     peers={"liger": liger},
     autocast="promote",
-    module=lambda gate, up, tanh: opforge.nn.GEGLU("tanh" if tanh else "none"),
+    module=lambda tanh: opforge.nn.GEGLU("tanh" if tanh else "none"),
 )
 
 
@@ -103,4 +99,5 @@ def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> 
         raise ValueError(
             f'opforge.geglu: approximate must be "none" or "tanh", got {approximate!r}'
         )
-    return op(gate, up, APPROXIMATE[approximate])
+    y: Tensor = op(gate, up, APPROXIMATE[approximate])
+    return y

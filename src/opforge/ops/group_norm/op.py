@@ -61,30 +61,14 @@ def _in_groups(x: Tensor, groups: int) -> Tensor:
     return norms.wide(x.detach()).reshape(x.shape[0], groups, -1)
 
 
-def mean(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    groups: int,
-    eps: float,
-    silu: bool,
-    save: bool,
-) -> Tensor:
+def mean(x: Tensor, groups: int, save: bool) -> Tensor:
     """The mean of each group."""
     if not save or x.numel() == 0:
         return norms.no_tensor(norms.wide(x.detach()))
     return _in_groups(x, groups).mean(-1)
 
 
-def rstd(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    groups: int,
-    eps: float,
-    silu: bool,
-    save: bool,
-) -> Tensor:
+def rstd(x: Tensor, groups: int, eps: float, save: bool) -> Tensor:
     """1 / sqrt(var + eps) of each group."""
     if not save or x.numel() == 0:
         return norms.no_tensor(norms.wide(x.detach()))
@@ -132,13 +116,7 @@ def backward_reference(
 
 
 def validate(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    groups: int,
-    eps: float,
-    silu: bool,
-    save: bool,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
 ) -> None:
     """weight and bias are a value per channel, in any dtype; groups divides the channels."""
     if x.dim() < 2:
@@ -204,8 +182,7 @@ def liger() -> Callable[..., Any]:
     """Liger's Triton kernels, for contiguous x."""
     from liger_kernel.ops.group_norm import LigerGroupNormFunction
 
-    def run(x: Tensor, weight: Tensor, bias: Tensor, groups: int, *rest: Any) -> Any:
-        eps, silu, _ = rest
+    def run(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, silu: bool) -> Tensor:
         grouped = x.contiguous().reshape(x.shape[0], x.shape[1], -1)
         z = LigerGroupNormFunction.apply(grouped, weight, bias, x.shape[1], groups, eps)
         z = z.reshape(x.shape)
@@ -229,11 +206,11 @@ op = Op(
     cases=cases,
     like="x",
     # Add, subtract, square, add, times 1 / std, times weight, plus bias; the silu takes four more.
-    operations=lambda x, weight, bias, groups, eps, silu, save: (11 if silu else 7) * x.numel(),
+    operations=lambda x, silu: (11 if silu else 7) * x.numel(),
     sized=_sized,
     peers={"liger": liger},
     rowwise=True,
-    module=lambda x, weight, bias, groups, eps, silu, save: opforge.nn.GroupNorm(
+    module=lambda x, weight, groups, eps, silu: opforge.nn.GroupNorm(
         groups, x.shape[1], eps, weight is not None, activation="silu" if silu else None
     ),
 )
@@ -267,4 +244,5 @@ def group_norm(
         raise ValueError(
             f'opforge.group_norm: activation must be "silu" or None, got {activation!r}'
         )
-    return op(x, weight, bias, groups, eps, activation == "silu", save)
+    y: Tensor = op(x, weight, bias, groups, eps, activation == "silu", save)
+    return y

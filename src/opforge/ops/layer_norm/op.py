@@ -48,23 +48,14 @@ def reference(
         y = torch.nn.functional.layer_norm(h, h.shape[-1:], weight, bias, eps)
     else:
         v = norms.wide(h)
-        wide = [None if param is None else param.to(v.dtype) for param in (weight, bias)]
-        y = torch.nn.functional.layer_norm(v, v.shape[-1:], *wide, eps).to(x.dtype)
+        w, b = (None if param is None else param.to(v.dtype) for param in (weight, bias))
+        y = torch.nn.functional.layer_norm(v, v.shape[-1:], w, b, eps).to(x.dtype)
     y = norms.around(y, after, norms.part(seed, 1), p)
     return y, norms.no_tensor(x) if residual is None else h
 
 
 def mean(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    seed: Tensor | None,
-    eps: float,
-    before: int,
-    after: int,
-    p: float,
-    save: bool,
+    x: Tensor, residual: Tensor | None, seed: Tensor | None, before: int, p: float, save: bool
 ) -> Tensor:
     """The mean of each row."""
     h = norms.sum_before(x, residual, seed, before, p)
@@ -73,13 +64,10 @@ def mean(
 
 def rstd(
     x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
     residual: Tensor | None,
     seed: Tensor | None,
     eps: float,
     before: int,
-    after: int,
     p: float,
     save: bool,
 ) -> Tensor:
@@ -139,7 +127,6 @@ def validate(
     before: int,
     after: int,
     p: float,
-    save: bool,
 ) -> None:
     """weight and bias are a value per column, in any dtype; residual is like x."""
     params = {"weight": weight, "bias": bias}
@@ -185,13 +172,20 @@ def liger() -> Callable[..., Any]:
     # Straight from its module: the package may swap in another backend.
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
 
-    def run(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, *rest: Any) -> Any:
-        before, after = rest[2], rest[3]
+    def run(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        residual: Tensor | None,
+        eps: float,
+        before: int,
+        after: int,
+    ) -> Any:
         if (before | after) & norms.DROPOUT:
             raise NotImplementedError("Liger's layer_norm has no dropout")
         v = torch.relu(x) if before else x
         h = v if residual is None else v + residual
-        y = LigerLayerNormFunction.apply(h, weight, bias, rest[1])
+        y = LigerLayerNormFunction.apply(h, weight, bias, eps)
         return y, norms.no_tensor(x) if residual is None else h
 
     return run
@@ -203,7 +197,7 @@ def quack() -> Callable[..., Any]:
 
     class Quack(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Any:
             wide = weight.float(), bias.float()
             y, rstd, mean = layernorm_fwd(x, *wide, eps, return_rstd=True, return_mean=True)
             ctx.save_for_backward(x, weight, rstd, mean)
@@ -214,10 +208,18 @@ def quack() -> Callable[..., Any]:
             x, weight, rstd, mean = ctx.saved_tensors
             return *layernorm_bwd(x, weight, grad, rstd, mean), None
 
-    def run(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, *rest: Any) -> Any:
-        if residual is not None or rest[2] or rest[3]:
+    def run(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        residual: Tensor | None,
+        eps: float,
+        before: int,
+        after: int,
+    ) -> Any:
+        if residual is not None or before or after:
             raise NotImplementedError("quack's layer_norm has nothing around it")
-        return Quack.apply(x, weight, bias, rest[1]), norms.no_tensor(x)
+        return Quack.apply(x, weight, bias, eps), norms.no_tensor(x)
 
     return run
 
@@ -234,20 +236,18 @@ op = Op(
         "float eps, int before, int after, float p) "
         "-> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias, Tensor grad_residual)",
         backward_reference,
-        unsaved=lambda x, weight, bias, residual, seed, eps, before, *rest: norms.unsaved(
-            residual, before
-        ),
+        unsaved=norms.unsaved,
         shared={"residual": "grad_x"},
     ),
     own_dtypes={"seed": (torch.int64,)},
     validate=validate,
     cases=cases,
     # Add, subtract, square, add, times 1 / std, times weight, plus bias.
-    operations=lambda x, *rest: 7 * x.numel(),
+    operations=lambda x: 7 * x.numel(),
     sized=sized,
     peers={"liger": liger, "quack": quack},
     rowwise=True,
-    module=lambda x, weight, bias, residual, seed, eps, *rest: opforge.nn.LayerNorm(
+    module=lambda x, weight, bias, eps: opforge.nn.LayerNorm(
         x.shape[-1], eps, weight is not None, bias is not None
     ),
 )

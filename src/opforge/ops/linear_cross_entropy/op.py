@@ -115,46 +115,34 @@ def backward_reference(
     )
 
 
-def d_input(*args: Any) -> Tensor:
-    """The gradient of input, if it is wanted now, but for the factor that comes late."""
-    return _unscaled(INPUT, *args)
-
-
-def d_weight(*args: Any) -> Tensor:
-    """The same of weight."""
-    return _unscaled(WEIGHT, *args)
-
-
-def d_bias(*args: Any) -> Tensor:
-    """The same of bias."""
-    return _unscaled(BIAS, *args)
-
-
-def _unscaled(
+def unscaled(
     which: int,
     input: Tensor,
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None,
-    ignore_index: int,
-    label_smoothing: float,
-    z_loss: float,
     reduction: int,
-    pieces: int,
-    low_memory: bool,
     wanted: int,
+    **options: Any,
 ) -> Tensor:
+    """The gradient of one input, if it is wanted now, but for the factor that comes late."""
     wide = wide_dtype(input)
     dtype = {INPUT: input.dtype, WEIGHT: _kept_dtype(input), BIAS: wide}[which]
     if not wanted & which or reduction == NONE:
         return no_tensor(input).to(dtype)
-    saved = [t if t is None else t.detach() for t in (input, weight, target, bias)]
+    constant = None if bias is None else bias.detach()
     how = SUM if _mean_is_late(input, reduction) else reduction
-    options = ignore_index, label_smoothing, z_loss, how, pieces, low_memory
-    needs = [which == one for one in (INPUT, WEIGHT, BIAS)]
     one, nothing = torch.ones((), dtype=wide, device=input.device), no_tensor(input)
-    results = backward_reference(one, *saved, nothing, nothing, nothing, *options, *needs, False)
-    return results[needs.index(True)].to(dtype)
+    results = backward_reference(
+        *(one, input.detach(), weight.detach(), target, constant, nothing, nothing, nothing),
+        reduction=how,
+        needs_input=which == INPUT,
+        needs_weight=which == WEIGHT,
+        needs_bias=which == BIAS,
+        may_overwrite=False,
+        **options,
+    )
+    return results[(INPUT, WEIGHT, BIAS).index(which)].to(dtype)
 
 
 def composed(
@@ -177,7 +165,7 @@ def composed(
     count = (target != ignore_index).sum() if reduction == MEAN else None
     if count is not None and not _mean_is_late(input, reduction):
         factor = factor / count.clamp(min=1)  # of no rows at all, every gradient is 0
-    losses, *gradients = in_chunks(
+    loss, d_input, d_weight, d_bias = in_chunks(
         *(input, weight, target, bias),
         options=(ignore_index, label_smoothing, z_loss),
         pieces=pieces,
@@ -186,9 +174,9 @@ def composed(
         factors=factor.expand(target.shape),
         weight_dtype=_kept_dtype(input),
     )
-    if reduction == NONE:
-        return losses, *gradients
-    return losses.sum() if count is None else losses.sum() / count, *gradients
+    if reduction != NONE:
+        loss = loss.sum() if count is None else loss.sum() / count
+    return loss, d_input, d_weight, d_bias
 
 
 def composed_backward(
@@ -214,7 +202,8 @@ def composed_backward(
     """What the forward has found, times the factor; or all of it, if there was none to find."""
     needs = needs_input, needs_weight, needs_bias
     inputs, found = (input, weight, bias), [d_input, d_weight, d_bias]
-    known = all(d.shape == x.shape for d, x, n in zip(found, inputs, needs, strict=True) if n)
+    wanted = [(d, x) for d, x, n in zip(found, inputs, needs, strict=True) if n]
+    known = all(x is not None and d.shape == x.shape for d, x in wanted)
     factor = grad_loss
     if reduction == MEAN and (not known or _mean_is_late(input, reduction)):
         factor = grad_loss / (target != ignore_index).sum().clamp(min=1)
@@ -247,8 +236,8 @@ def _times(d: Tensor, factor: Tensor, dtype: torch.dtype, overwrite: bool) -> Te
     for part, out in zip(d.split(rows), result.split(rows), strict=True):
         torch.mul(part, factor, out=out)
     if in_place:
-        result = d.new_empty(0).set_(d)
-        d.set_()  # no result shares memory with an argument
+        result = d.new_empty(0).set_(d)  # type: ignore[call-overload]
+        d.set_()  # type: ignore[call-overload]  # no result shares memory with an argument
     return result
 
 
@@ -271,12 +260,10 @@ def validate(
     weight: Tensor,
     target: Tensor,
     bias: Tensor | None,
-    ignore_index: int,
     label_smoothing: float,
     z_loss: float,
     reduction: int,
     pieces: int,
-    low_memory: bool,
     wanted: int,
 ) -> None:
     """Shapes and dtypes fit, options are in range; the labels themselves are not looked at."""
@@ -349,7 +336,11 @@ op = Op(
     "bool low_memory, int wanted) "
     "-> (Tensor loss, Tensor d_input, Tensor d_weight, Tensor d_bias)",
     reference=reference,
-    statistics={"d_input": d_input, "d_weight": d_weight, "d_bias": d_bias},
+    statistics={
+        "d_input": functools.partial(unscaled, INPUT),
+        "d_weight": functools.partial(unscaled, WEIGHT),
+        "d_bias": functools.partial(unscaled, BIAS),
+    },
     composed=composed,
     backward=Backward(
         "linear_cross_entropy_backward(Tensor grad_loss, Tensor input, Tensor weight, "
@@ -364,20 +355,20 @@ op = Op(
     own_dtypes={"target": (torch.int64,)},
     validate=validate,
     cases=cases,
-    operations=lambda input, weight, target, bias, i, s, z, r, p, low_memory, wanted: (
+    operations=lambda input, weight, wanted: (
         2 * input.numel() * weight.shape[0] * (1 + bool(wanted & INPUT) + bool(wanted & WEIGHT))
     ),
     sized=sized,
-    product=lambda input, weight, *rest: (input, weight.t()),
+    product=lambda input, weight: (input, weight.t()),
     rowwise=True,
-    module=lambda input, weight, target, bias, ignore, smoothing, z, how, pieces, low, wanted: (
+    module=lambda input, ignore_index, label_smoothing, z_loss, reduction, pieces, low_memory: (
         opforge.nn.LinearCrossEntropyLoss(
-            ignore_index=ignore,
-            label_smoothing=smoothing,
-            z_loss=z,
-            reduction=REDUCTIONS[how],
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+            reduction=REDUCTIONS[reduction],
             chunk=-(-input.shape[0] // pieces) if pieces else 0,
-            low_memory=low,
+            low_memory=low_memory,
         )
     ),
 )

@@ -39,10 +39,10 @@ op = Op(
     validate=functools.partial(softmaxes.validate, "log_softmax"),
     cases=softmaxes.cases,
     # Scale, largest, subtract, exp, add, subtract.
-    operations=lambda x, *rest: 6 * x.numel(),
+    operations=lambda x: 6 * x.numel(),
     sized=softmaxes.sized,
     rowwise=True,
-    module=lambda x, mask, scale, causal: opforge.nn.LogSoftmax(-1, scale=scale, causal=causal),
+    module=lambda scale, causal: opforge.nn.LogSoftmax(-1, scale=scale, causal=causal),
 )
 
 

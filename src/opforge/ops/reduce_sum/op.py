@@ -25,7 +25,7 @@ def backward(grad_y: Tensor, x_shape: list[int], dim: list[int] | None, keepdim:
     return grad_y.expand(x_shape)
 
 
-def validate(x: Tensor, dim: list[int] | None, keepdim: bool) -> None:
+def validate(x: Tensor, dim: list[int] | None) -> None:
     """Dims in range, each once."""
     rank = max(x.dim(), 1)
     for d in dim or ():
@@ -61,7 +61,7 @@ op = Op(
     backward=backward,
     validate=validate,
     cases=cases,
-    operations=lambda x, dim, keepdim: x.numel(),
+    operations=lambda x: x.numel(),
     sized=lambda make, *shape: {
         "last dim": (make(*shape), [-1], False),
         "first dim": (make(*shape), [0], False),
@@ -75,4 +75,5 @@ def reduce_sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
     """Sum of ``x`` over ``dim`` (an int, several, or None for all), the same bits every time."""
     if dim is not None:
         dim = [dim] if isinstance(dim, int) else [int(d) for d in dim]
-    return op(x, dim, keepdim)
+    y: Tensor = op(x, dim, keepdim)
+    return y

@@ -41,10 +41,11 @@ op = Op(
     operations=lambda gate, up: 2 * gated.outputs(gate, up),
     sized=gated.sized,
     autocast="promote",
-    module=lambda gate, up: opforge.nn.ReGLU(),
+    module=lambda: opforge.nn.ReGLU(),
 )
 
 
 def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """``relu(gate) * up``; without ``up``, of the two halves of the last dim of ``gate``."""
-    return op(gate, up)
+    y: Tensor = op(gate, up)
+    return y

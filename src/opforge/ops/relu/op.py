@@ -40,10 +40,11 @@ op = Op(
     sized=lambda make, *shape: (make(*shape),),
     like="x",
     pointwise=True,
-    module=lambda x: opforge.nn.ReLU(),
+    module=lambda: opforge.nn.ReLU(),
 )
 
 
 def relu(x: Tensor) -> Tensor:
     """Rectified linear unit, elementwise; the output has the strides of ``x``."""
-    return op(x)
+    y: Tensor = op(x)
+    return y

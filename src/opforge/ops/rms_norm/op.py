@@ -58,13 +58,10 @@ def reference(
 
 def rstd(
     x: Tensor,
-    weight: Tensor | None,
     residual: Tensor | None,
     seed: Tensor | None,
     eps: float,
-    offset: float,
     before: int,
-    after: int,
     p: float,
     save: bool,
 ) -> Tensor:
@@ -115,11 +112,9 @@ def validate(
     residual: Tensor | None,
     seed: Tensor | None,
     eps: float,
-    offset: float,
     before: int,
     after: int,
     p: float,
-    save: bool,
 ) -> None:
     """weight is a value per column, in any dtype; residual is like x."""
     params = {"weight": weight}
@@ -146,12 +141,12 @@ def liger() -> Callable[..., Any]:
     from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-    def run(x: Tensor, weight: Tensor, residual: Tensor | None, *rest: Any) -> Any:
+    def run(x: Tensor, weight: Tensor | None, residual: Tensor | None, eps: float) -> Any:
         # offset, casting mode, in_place: its default writes the gradient of x over that of y.
         if residual is None:
-            y = LigerRMSNormFunction.apply(x, weight, rest[1], 0.0, "llama", False)
+            y = LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False)
             return y, norms.no_tensor(x)
-        return LigerFusedAddRMSNormFunction.apply(x, residual, weight, rest[1], 0.0, "llama", False)
+        return LigerFusedAddRMSNormFunction.apply(x, residual, weight, eps, 0.0, "llama", False)
 
     return run
 
@@ -160,10 +155,10 @@ def quack() -> Callable[..., Any]:
     """Quack's CuTe DSL kernels; x and weight may each be float32, float16 or bfloat16."""
     from quack.rmsnorm import rmsnorm
 
-    def run(x: Tensor, weight: Tensor, residual: Tensor | None, *rest: Any) -> Any:
+    def run(x: Tensor, weight: Tensor | None, residual: Tensor | None, eps: float) -> Any:
         if residual is None:
-            return rmsnorm(x, weight, eps=rest[1]), norms.no_tensor(x)
-        return rmsnorm(x, weight, residual=residual, eps=rest[1], prenorm=True)
+            return rmsnorm(x, weight, eps=eps), norms.no_tensor(x)
+        return rmsnorm(x, weight, residual=residual, eps=eps, prenorm=True)
 
     return run
 
@@ -180,23 +175,21 @@ op = Op(
         "int before, int after, float p) "
         "-> (Tensor grad_x, Tensor grad_weight, Tensor grad_residual)",
         backward_reference,
-        unsaved=lambda x, weight, residual, seed, eps, offset, before, *rest: norms.unsaved(
-            residual, before
-        ),
+        unsaved=norms.unsaved,
         shared={"residual": "grad_x"},
     ),
     own_dtypes={"seed": (torch.int64,)},
     validate=validate,
     cases=cases,
     # Square, add, times 1 / rms, times weight.
-    operations=lambda x, *rest: 4 * x.numel(),
+    operations=lambda x: 4 * x.numel(),
     sized=lambda make, *shape: {
         "plain": _arguments(make(*shape), make(shape[-1])),
         "residual": _arguments(make(*shape), make(shape[-1]), make(*shape)),
     },
     peers={"liger": liger, "quack": quack},
     rowwise=True,
-    module=lambda x, weight, residual, seed, eps, offset, *rest: opforge.nn.RMSNorm(
+    module=lambda x, weight, eps, offset: opforge.nn.RMSNorm(
         x.shape[-1], eps, weight is not None, offset=offset
     ),
 )

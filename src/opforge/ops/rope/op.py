@@ -69,12 +69,7 @@ def _turn(x: Tensor, c: Tensor, s: Tensor, interleaved: bool) -> Tensor:
 
 
 def validate(
-    q: Tensor,
-    k: Tensor | None,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor | None,
-    interleaved: bool,
+    q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None
 ) -> None:
     """Shapes and dtypes fit; the values of positions are not looked at."""
     if q.dim() < 3:
@@ -195,7 +190,7 @@ op = Op(
     validate=validate,
     cases=cases,
     # Two products and a sum for each element.
-    operations=lambda q, k, *_: 3 * (q.numel() + (0 if k is None else k.numel())),
+    operations=lambda q, k: 3 * (q.numel() + (0 if k is None else k.numel())),
     sized=sized,
     peers={"liger": liger},
 )

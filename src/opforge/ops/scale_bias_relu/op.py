@@ -26,7 +26,7 @@ def backward_reference(grad_y: Tensor, y: Tensor, scale: float) -> tuple[Tensor,
     return passed * scale, rows.sum(0)
 
 
-def validate(x: Tensor, bias: Tensor, scale: float) -> None:
+def validate(x: Tensor, bias: Tensor) -> None:
     """bias is one value per column of x, in the dtype of x."""
     if x.dim() == 0:
         raise ValueError(
@@ -64,13 +64,14 @@ op = Op(
     ),
     validate=validate,
     cases=cases,
-    operations=lambda x, bias, scale: 3 * x.numel(),
+    operations=lambda x: 3 * x.numel(),
     sized=lambda make, *shape: (make(*shape), make(shape[-1]), 0.5),
     autocast="promote",
-    module=lambda x, bias, scale: opforge.nn.ScaleBiasReLU(x.shape[-1], scale),
+    module=lambda x, scale: opforge.nn.ScaleBiasReLU(x.shape[-1], scale),
 )
 
 
 def scale_bias_relu(x: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
     """``relu(x * scale + bias)`` with ``bias`` over the last dim of ``x``."""
-    return op(x, bias, scale)
+    y: Tensor = op(x, bias, scale)
+    return y

@@ -56,11 +56,11 @@ op = Op(
     validate=functools.partial(softmaxes.validate, "softmax"),
     cases=softmaxes.cases,
     # Scale, largest, subtract, exp, add, divide.
-    operations=lambda x, *rest: 6 * x.numel(),
+    operations=lambda x: 6 * x.numel(),
     sized=softmaxes.sized,
     peers={"liger": liger, "quack": quack},
     rowwise=True,
-    module=lambda x, mask, scale, causal: opforge.nn.Softmax(-1, scale=scale, causal=causal),
+    module=lambda scale, causal: opforge.nn.Softmax(-1, scale=scale, causal=causal),
 )
 
 

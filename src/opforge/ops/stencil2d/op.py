@@ -85,7 +85,8 @@ def backward_reference(
 
 def spread(grad_y: Tensor, weight: Tensor) -> Tensor:
     """The gradient of the padded image."""
-    padded: Any = 0
+    height, width = grad_y.shape[-2:]
+    padded = grad_y.new_zeros(*grad_y.shape[:-2], height + 2, width + 2)
     for k, (row, col) in enumerate(places(weight)):
         sides = (1 + col, 1 - col, 1 + row, 1 - row)
         padded = padded + torch.nn.functional.pad(weight[k] * grad_y, sides)
@@ -105,7 +106,7 @@ def fold(padded: Tensor, boundary: int) -> Tensor:
     return padded
 
 
-def validate(x: Tensor, weight: Tensor, boundary: int, fill: float) -> None:
+def validate(x: Tensor, weight: Tensor, boundary: int) -> None:
     """An image, 5 or 9 weights, a boundary that the image is large enough for."""
     if x.dim() < 2:
         raise ValueError(
@@ -156,7 +157,7 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
 def conv2d() -> Callable[..., Tensor]:
     """torch's convolution, which knows zeros beyond the edges."""
 
-    def run(x: Tensor, weight: Tensor, boundary: int, fill: float) -> Tensor:
+    def run(x: Tensor, weight: Tensor) -> Tensor:
         kernel = weight.new_zeros(9)
         order = torch.tensor([4 + 3 * row + col for row, col in places(weight)])
         kernel = kernel.index_put((order.to(weight.device),), weight)
@@ -177,7 +178,7 @@ op = Op(
     ),
     validate=validate,
     cases=cases,
-    operations=lambda x, weight, boundary, fill: (2 * len(weight) - 1) * x.numel(),
+    operations=lambda x, weight: (2 * len(weight) - 1) * x.numel(),
     sized=lambda make, *shape: {
         "5 points": (make(*shape), make(5), CONSTANT, 0.0),
         "9 points": (make(*shape), make(9), CONSTANT, 0.0),
@@ -200,9 +201,10 @@ def stencil2d(x: Tensor, weight: Tensor, boundary: str = "zero", fill: float = 0
         fill: the constant.
     """
     if boundary == "zero":
-        return op(x, weight, CONSTANT, 0.0)
+        boundary, fill = "constant", 0.0
     if boundary not in BOUNDARIES:
         raise ValueError(
             f"opforge.stencil2d: boundary {boundary!r} is none of zero, {', '.join(BOUNDARIES)}"
         )
-    return op(x, weight, BOUNDARIES.index(boundary), fill)
+    y: Tensor = op(x, weight, BOUNDARIES.index(boundary), fill)
+    return y

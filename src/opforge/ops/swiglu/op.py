@@ -55,10 +55,11 @@ op = Op(
     sized=gated.sized,
     peers={"liger": liger},
     autocast="promote",
-    module=lambda gate, up: opforge.nn.SwiGLU(),
+    module=lambda: opforge.nn.SwiGLU(),
 )
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
     """``silu(gate) * up``; without ``up``, of the two halves of the last dim of ``gate``."""
-    return op(gate, up)
+    y: Tensor = op(gate, up)
+    return y

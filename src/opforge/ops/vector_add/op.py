@@ -81,4 +81,5 @@ op = Op(
 
 def vector_add(a: Tensor, b: Tensor) -> Tensor:
     """``a + b`` with broadcasting, for tensors of one dtype (autocast promotes to the wider)."""
-    return op(a, b)
+    c: Tensor = op(a, b)
+    return c

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of a record get the arguments that their parameters name, and no others.
+
+Which these are is found out once, from the function's signature. What is made of it takes all of
+the schema's arguments in order, and costs one more Python call: about 50 ns.
+"""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+from collections.abc import Callable
+from typing import Any
+
+from opforge.errors import RecordError
+from opforge.registration.schema import Schema
+from opforge.terminal.words import did_you_mean
+
+
+def by_name(function: Any, schema: Schema, field: str) -> Callable[..., Any]:
+    """A function of all arguments of ``schema``, in order: it hands on those asked for by name.
+
+    ``**kwargs`` asks for all. A parameter with a default that names no argument keeps its default.
+    ``field`` says where in the record the function stands.
+    """
+    where = f"the record of {schema.name}: {field}"
+    names = [a.name for a in schema.args]
+    asked = _asked(function, names, where)
+    parameters = [f"_{i}" for i in range(len(names))]
+    handed_on = [_pair(n, p) for n, p in zip(names, parameters, strict=True) if n in asked]
+    text = f"lambda {', '.join(parameters)}: function({', '.join(handed_on)})"
+    made: Callable[..., Any] = eval(text, {"function": function})
+    return made
+
+
+def _pair(name: str, value: str) -> str:
+    """Python for an argument by name; schemas allow names that Python does not, as ``lambda``."""
+    return f"**{{{name!r}: {value}}}" if keyword.iskeyword(name) else f"{name}={value}"
+
+
+def _asked(function: Any, names: list[str], where: str) -> set[str]:
+    """The arguments that a function's parameters name."""
+    asked = set()
+    for parameter in _parameters(function, where):
+        if parameter.kind is parameter.VAR_KEYWORD:
+            asked.update(names)
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+            raise RecordError(
+                f"{where} has the parameter {str(parameter)!r}, which cannot be passed by name; "
+                f"it may ask for {', '.join(names)}, or for all of them as **kwargs"
+            )
+        elif parameter.name in names:
+            asked.add(parameter.name)
+        elif parameter.default is parameter.empty:
+            raise RecordError(
+                f"{where} asks for {parameter.name!r}, which is no argument of the schema; "
+                f"it may ask for {', '.join(names)}{did_you_mean(parameter.name, names)}"
+            )
+    return asked
+
+
+def _parameters(function: Any, where: str) -> list[inspect.Parameter]:
+    if not callable(function):
+        raise RecordError(f"{where} must be a function, got {function!r}")
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:
+        raise RecordError(
+            f"{where} is {function!r}, whose parameters have no names that Python can see; "
+            "put a lambda around it"
+        ) from None
