@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages are made of: records, committed results of benchmarks, reports of checks."""
+"""The input of the pages: records, committed benchmark results, check reports."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def left_out(rows: list[Row]) -> str:
         if len(mine) < len(every):
             some.setdefault(tuple(d for d in every if d in mine), []).append(name)
     return " ".join(
-        f"{enumerated(who)}: in {enumerated(dtypes)} alone." for dtypes, who in some.items()
+        f"{enumerated(who)}: only {enumerated(dtypes)}." for dtypes, who in some.items()
     )
 
 
@@ -127,10 +127,10 @@ def apart(results: Results) -> str:
         return ""
     ops = enumerated(sorted({ours.op for ours, _ in pairs}))
     return (
-        f"In {len(pairs)} of {len(found)} workloads ({ops}) ours and the fastest other come from "
-        "two runs, each beside a ceiling of its own; the ceilings of such a pair differ by "
+        f"In {len(pairs)} of {len(found)} workloads ({ops}), opforge and the fastest alternative "
+        "were measured in different runs, each with its own ceiling. The two ceilings differ by "
         f"{100 * statistics.median(copies):.1f}% in the median, and by more than 2% in "
-        f"{sum(c > 0.02 for c in copies)}."
+        f"{sum(c > 0.02 for c in copies)} workloads."
     )
 
 
