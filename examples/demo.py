@@ -31,17 +31,18 @@ REPORT = Path("report.html")
 OPS = ("scale_bias_relu", "reduce_sum", "rms_norm", "swiglu")  # one of each kind
 TIMED = ("scale_bias_relu", "rms_norm")  # the others take as long again
 ABOUT = """\
-opforge is for people who need fast custom operators in PyTorch.
-- It has fused GPU operators (norms, softmax, losses, gates, dropout, rope): one pass over memory.
-- It is a toolkit to write your own: you write the formula and the kernel, it derives autograd,
-  torch.compile support, the build, the tests and the benchmarks.
+opforge is for fast custom operators in PyTorch. It has two parts:
+- fused operators (norms, softmax, losses, gates, dropout, rope) that go over
+  memory once;
+- a toolkit for your own: you write the formula and the kernel, and it derives
+  autograd, torch.compile support, the build, the tests and the benchmarks.
 """
 STEPS = f"""\
 This tour takes about two minutes on two cores:
-1. build: compile the kernels of {len(OPS)} operators.
-2. check: compare them with float64, forward and backward.
-3. bench: time {len(TIMED)} of them against eager PyTorch and a plain copy of the same bytes.
-4. report: write all results to {REPORT}.
+1. build: compile the kernels of {len(OPS)} operators
+2. check: compare them with float64, forward and backward
+3. bench: time {len(TIMED)} of them against eager PyTorch and a copy of the same bytes
+4. report: write all results to {REPORT}
 """
 
 

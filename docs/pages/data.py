@@ -96,7 +96,7 @@ def implementations(rows: list[Row]) -> list[str]:
 
 
 def left_out(rows: list[Row]) -> str:
-    """Who was not timed in every dtype, in a sentence: ranges are then not over the same."""
+    """Who was not timed in every dtype, in a sentence: their ranges cover less."""
     every = list(dict.fromkeys(r.dtype for r in rows))
     some: dict[tuple[str, ...], list[str]] = {}
     for name in implementations(rows):
@@ -109,13 +109,13 @@ def left_out(rows: list[Row]) -> str:
 
 
 def losses(results: Results) -> list[Contest]:
-    """Every workload where the fastest other is faster by more than 2%, worst first."""
+    """Every workload where the fastest alternative is faster by more than 2%, worst first."""
     found = [c for c in contests(results) if c.ratio is not None and c.ratio < 1 / LOSS]
     return sorted(found, key=lambda c: c.ratio or 0.0)
 
 
 def apart(results: Results) -> str:
-    """Where ours and the fastest other were timed in different runs, in a sentence."""
+    """How many workloads compare times from different runs, in a sentence."""
     found = [c for c in contests(results) if c.ratio is not None]
     pairs = [(c.ours, c.other) for c in found if c.other and c.other.run != c.ours.run]
     copies = [
@@ -135,7 +135,7 @@ def apart(results: Results) -> str:
 
 
 def provenance(results: Results) -> str:
-    """What the figures were measured on, with, and when."""
+    """Machine, software, commits and dates of the figures."""
     runs = results.runs.values()
 
     def all_of(key: str, length: int | None = None) -> str:
@@ -148,5 +148,5 @@ def provenance(results: Results) -> str:
 
 
 def timed(results: Results) -> list[Row]:
-    """Rows with a time that is believed."""
+    """Rows with a valid time."""
     return [r for r in results.rows if believed(r)]

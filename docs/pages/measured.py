@@ -27,7 +27,7 @@ from .text import enumerated, listed, prose, size, table
 
 NOT_MEASURED = "Not measured yet.\n"
 NO_REASON = "No reason written yet."
-_SHAPE, _DTYPE = (8192, 8192), "bfloat16"  # one workload that stands for all, where it was measured
+_SHAPE, _DTYPE = (8192, 8192), "bfloat16"  # one workload as an example, if it was measured
 _NEAR_ZERO = 100  # ulps: beyond that it is not a matter of rounding the result
 _LESS_EXACT = "less exact than opforge check allows"  # begins a note of opforge bench
 
@@ -44,7 +44,7 @@ def origin(data: Data, op: Op) -> str:
 
 
 def memory(data: Data, op: Op) -> str:
-    """What is needed for a while, and what stays for the backward, ours beside the others'."""
+    """Temporary memory, and memory saved for the backward, for every implementation."""
     rows = [r for r in data.results.of(op.name).rows if r.extra_bytes is not None and r.bytes]
     if not rows:
         return NOT_MEASURED
@@ -73,7 +73,7 @@ def _one_dtype(rows: list[Row]) -> list[Row]:
 
 
 def accuracy(data: Data, op: Op) -> str:
-    """The largest errors over all shapes, ours beside eager's."""
+    """The largest errors over all shapes, ours and eager's."""
     rule = prose(
         "Distance from the float64 result, in units in the last place (ulp) of the dtype. "
         "[check.md](../check.md) defines the allowed error."
@@ -161,7 +161,7 @@ def _table(found: list[Contest]) -> str:
 
 
 def _versus(contest: Contest) -> list[str]:
-    """Time of the fastest other, its ratio to ours, its name and what is to be known of it."""
+    """Time of the fastest alternative, its ratio to ours, its name and remarks on it."""
     other = contest.other
     assert other is not None
     marks = ["less exact"] if other.note.startswith(_LESS_EXACT) else []
@@ -171,7 +171,7 @@ def _versus(contest: Contest) -> list[str]:
 
 
 def _host(results: Results) -> str:
-    """What a call costs the CPU, where the GPU has next to nothing to do."""
+    """The CPU time of a call, where the GPU has next to nothing to do."""
     rows = [r for r in results.rows if r.host_us is not None]
     if not rows:
         return ""
@@ -187,7 +187,7 @@ def _host(results: Results) -> str:
 
 
 def not_timed(results: Results) -> str:
-    """Rows without a time that is believed, and why, a line for each kind."""
+    """Rows without a valid time, and why, a line for each kind."""
     failed = [r for r in results.rows if r.error]
     if not failed:
         return ""
