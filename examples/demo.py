@@ -76,7 +76,7 @@ def prove(ops: list[Op], device: str) -> Report:
 
 def time_them(ops: list[Op], device: str) -> Results:
     """Forward and backward, against eager PyTorch and a copy of the same bytes."""
-    shape = (8192, 8192) if device == "cuda" else (1024, 4096)
+    shape = (8192, 8192) if device == "cuda" else (1024, 2048)
     console.rule(f"3. bench: {shape[0]} x {shape[1]} on the {device}")
     options = bench.Options(device, [shape], backward=True, peers=["eager"])
     results = bench.run(ops, options)
