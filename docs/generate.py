@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes every generated page: `python docs/generate.py`.
 
-They are made from the records, the reports in docs/scores and the results in benchmarks/results,
-tests/mutation and tests/sensitivity.
+The input is the records, the docs.toml files of op folders, the check reports in docs/scores and
+the results in benchmarks/results, tests/mutation and tests/sensitivity.
 `--check` writes nothing: it names the files that would change, and exits with 1 if there are any.
 """
 
@@ -11,12 +11,22 @@ from __future__ import annotations
 import argparse
 import sys
 
-from pages import agreement, benchmarks, cpu, gallery, mutants, op_page, scores, sensitivity
+from pages import (
+    agreement,
+    benchmarks,
+    cpu,
+    gallery,
+    index,
+    mutants,
+    op_page,
+    scores,
+    sensitivity,
+)
 from pages.data import ROOT, load
 
-# Everything in these is generated: what is no longer made is removed.
+# Everything in these folders is generated: files that are no longer made are removed.
 OWNED = ("docs/ops/*.md", "docs/gallery/*.svg")
-START, END = "<!-- made by docs/generate.py: -->\n", "<!-- end -->\n"
+START, END = "<!-- made by docs/generate.py: {} -->\n", "<!-- end -->\n"
 
 
 def pages() -> dict[str, str]:
@@ -32,17 +42,26 @@ def pages() -> dict[str, str]:
         "docs/cpu.md": cpu.page(),
         **{f"docs/gallery/{p.name}.svg": p.text for p in pictures},
         **{f"docs/ops/{name}.md": op_page.page(data, op) for name, op in data.ops.items()},
-        "README.md": _readme(benchmarks.readme_part(data)),
+        "docs/README.md": _filled("docs/README.md", ops=index.list_of_ops(data)),
+        "README.md": _filled(
+            "README.md",
+            ops=index.table_of_ops(data),
+            proof=index.proof(data),
+            speed=benchmarks.readme_part(data),
+        ),
     }
 
 
-def _readme(part: str) -> str:
-    """The README with its generated part, which stands between two comments, made anew."""
-    before, start, rest = (ROOT / "README.md").read_text(encoding="utf-8").partition(START)
-    _, end, after = rest.partition(END)
-    if not start or not end:
-        sys.exit(f"README.md lacks {START.strip()} or {END.strip()} after it")
-    return before + START + "\n" + part + END + after
+def _filled(path: str, **parts: str) -> str:
+    """A page written by hand with its generated parts, which are between comments, replaced."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    for name, part in parts.items():
+        before, start, rest = text.partition(START.format(name))
+        _, end, after = rest.partition(END)
+        if not start or not end:
+            sys.exit(f"{path} lacks {START.format(name).strip()} or {END.strip()} after it")
+        text = before + start + part.rstrip() + "\n" + end + after
+    return text
 
 
 def main() -> int:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documents say holds."""
+"""What the documents say is true."""
 
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
-import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,12 @@ def test_every_setting_is_documented() -> None:
 def test_the_readme_names_every_op() -> None:
     text = (ROOT / "README.md").read_text()
     for name in discover.builtin_names():
-        assert re.search(rf"^\| `{name}\(", text, re.MULTILINE)
+        assert re.search(rf"^\| \[`{name}\(", text, re.MULTILINE)
+
+
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 120 + len(discover.builtin_names()) - 20  # a line for each op
 
 
 def test_the_readmes_smallest_op_works(tmp_path: Path) -> None:
@@ -43,19 +49,14 @@ def test_generated_pages_are_those_of_the_records_and_committed_results() -> Non
     command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert not done.stderr
-    assert not done.stdout, "run python docs/generate.py"
-    assert done.returncode == 0
+    # Without the history of git nobody can tell which kernels have changed since they were timed.
+    unknown = set() if _has_history() else {"docs/benchmarks.md"}
+    assert set(done.stdout.splitlines()) <= unknown, "run python docs/generate.py"
 
 
-def test_the_readme_quotes_the_summary_of_the_benchmarks() -> None:
-    page = (ROOT / "docs" / "benchmarks.md").read_text()
-    summary = re.search(r"## Summary.*?(\| op .*?)\n\n", page, re.DOTALL)
-    assert summary
-    readme = (ROOT / "README.md").read_text()
-    quoted = [line for line in readme.splitlines() if re.match(r"\| \w+, (for|back)ward", line)]
-    assert set(quoted) <= set(summary[1].splitlines())
-    for name in discover.builtin_names():
-        assert any(line.startswith(f"| {name}, forward") for line in quoted), name
+def _has_history() -> bool:
+    command = ["git", "-C", str(ROOT), "cat-file", "-e", "670aad3"]  # the oldest results are of it
+    return subprocess.run(command, capture_output=True).returncode == 0
 
 
 def test_every_op_has_a_page() -> None:
@@ -63,24 +64,74 @@ def test_every_op_has_a_page() -> None:
     assert set(pages) == set(discover.builtin_names())
     for name, text in pages.items():
         assert f"\n{name}(Tensor" in text  # its schema
-        assert "Measured on" in text
+        assert "Measured on" in text or "Not measured yet." in text
         assert "\n## Known losses\n" in text
+
+
+def test_a_new_op_needs_no_edit_outside_its_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    from pages import benchmarks, gallery, index, op_page
+    from pages.data import load
+
+    folder = tmp_path / "ramp"
+    shutil.copytree(discover.BUILTIN_FOLDER / "relu", folder)
+    (folder / "docs.toml").unlink()
+    for file in (f for f in folder.iterdir() if f.suffix in (".py", ".cu", ".cpp")):
+        file.write_text(
+            file.read_text().replace("relu", "ramp").replace("torch.ramp", "torch.relu")
+        )
+    op = discover.find(str(folder))
+    old = load()
+    data = replace(old, ops={**old.ops, "ramp": op})
+    page = op_page.page(data, op)
+    assert "\nramp(Tensor x) -> Tensor y" in page
+    assert "y = max(x, 0)" in page  # from its docstring
+    assert "Not measured yet." in page
+    assert "Not checked yet." in page
+    assert "[`ramp(x)`](docs/ops/ramp.md) | y = max(x, 0)" in index.table_of_ops(data)
+    assert "Other: [ramp](ops/ramp.md)" in index.list_of_ops(data)
+    assert "(ops/ramp.md)" in benchmarks.page(data, gallery.pictures(data))
+    assert benchmarks.readme_part(data) == benchmarks.readme_part(old)
+
+
+def test_moved_and_reformatted_kernels_have_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    from pages import kernels
+
+    package = "src/opforge"
+    then = {
+        f"{package}/ops/a/kernel.cuh": "#include <opforge/b.h>\nint a() { return b(); }  // slow\n",
+        f"{package}/include/opforge/b.h": "#pragma once\nnamespace o {\nint b() { return 1; }\n}\n",
+    }
+    now = {
+        f"{package}/ops/a/kernel.cuh": "#include <opforge/x/b.h>\nint a() {\n  return b();\n}\n",
+        f"{package}/include/opforge/x/b.h": "#pragma once\nint b() { return 1; }  // one\n",
+    }
+    monkeypatch.setattr(kernels, "_at", lambda commit: then)
+    monkeypatch.setattr(kernels, "_now", lambda: now)
+    assert kernels.change("a", "670aad3") == "no"
+    now[f"{package}/include/opforge/x/b.h"] = "int b() { return 2; }"
+    assert kernels.change("a", "670aad3") == "25%"
+    monkeypatch.setattr(kernels, "_at", lambda commit: None)
+    assert kernels.change("a", "670aad3") == "unknown"
 
 
 def test_the_example_on_the_page_of_an_op_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    from pages.uses import USES
+    from pages.notes import notes
 
-    assert set(USES) == set(discover.builtin_names())
-    for name, use in USES.items():
-        assert f"opforge.{name}(" in use.example
-        exec(textwrap.dedent(use.example), {"torch": torch, "opforge": opforge})
+    for name in discover.builtin_names():
+        example = notes(discover.find(name)).example
+        assert not example or f"opforge.{name}(" in example
+        exec(example, {"torch": torch, "opforge": opforge})
 
 
 def test_every_known_loss_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
     from pages.data import load, losses
-    from pages.reasons import reason
+    from pages.notes import reason
 
     data = load()
     found = losses(data.of(data.ops))
@@ -89,14 +140,15 @@ def test_every_known_loss_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
         for c in found
         if c.other and not reason(c, data.ops[c.ours.op])
     ]
-    assert not without, "docs/pages/reasons.py lacks reasons:\n" + "\n".join(without)
+    assert not without, "the docs.toml of these ops lack reasons:\n" + "\n".join(without)
 
 
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def test_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+    top = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+    for page in [*top, *(ROOT / "docs").rglob("*.md")]:
         text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
         links = [link for link, _ in LINK.findall(text) if "://" not in link]
         broken = [link for link in links if not (page.parent / link).exists()]
@@ -136,29 +188,13 @@ def test_the_table_of_wrong_kernels_is_complete() -> None:
     table = dict(rows[next(i for i, row in enumerate(rows) if row[0].startswith("atomics")) :])
     assert set(table) == {p.name for p in (ROOT / "tests" / "wrong_kernels").iterdir()}
     named = sum(1 for text in table.values() if "check" in text)
-    assert f"{len(table)} named here, {named} there." in page
-    assert f"Of {len(table)} wrong kernels it names all" in (ROOT / "README.md").read_text()
-    assert f"names {named}." in (ROOT / "README.md").read_text()
+    ran = sum(1 for text in table.values() if text != "not run")
+    assert f"The simulator names {len(table)} of {len(table)} faults" in page
+    assert f"compute-sanitizer names {named} of {ran}" in page
 
 
-def test_the_readme_quotes_the_scores() -> None:
+def test_no_row_of_the_committed_checks_failed() -> None:
     page = (ROOT / "docs" / "scores.md").read_text()
-    readme = (ROOT / "README.md").read_text()
     summary = re.search(r"## Summary\n\n(.*?)\n\n", page, re.DOTALL)
-    sentence = re.search(r"Of \d+ wrong ops .*? together \d+\.", page)
     assert summary
-    assert sentence
-    assert summary[1] in readme
-    assert sentence[0] in readme
     assert "✗" not in summary[1]
-
-
-def test_the_readme_quotes_the_share_of_mutants() -> None:
-    page = (ROOT / "docs" / "mutants.md").read_text()
-    readme = (ROOT / "README.md").read_text()
-    sentence = re.search(r"Of \d+ generated faults .*? together \d+%\.", page)
-    counts = re.search(r"(\d+) of (\d+) mutants", page)
-    assert sentence
-    assert counts
-    assert sentence[0] in readme
-    assert f"Of {counts[2]} mutants {counts[1]} have run so far." in readme

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/agreement.md: the times of `opforge bench` beside those of another clock."""
+"""docs/agreement.md: the times of `opforge bench` compared with another benchmark."""
 
 from __future__ import annotations
 
@@ -51,26 +51,27 @@ def page(data: Data) -> str:
     run = other["run"]
     heads = ("call", "shape", "", "µs", "do_bench", "", "once", "", "host µs")
     return (
-        "# Another clock\n\n"
+        "# Comparison with do_bench\n\n"
         + GENERATED
         + prose(
-            "The same calls timed by `opforge bench`, by Triton's `do_bench` (median) and once, "
-            "between two events of its own, behind a sleep and a flush that reads.",
+            "The same calls, timed in three ways: by `opforge bench`; by Triton's `do_bench` "
+            "(median); and once, as a single call between two events, after a sleep and a cache "
+            "flush that reads.",
             f"{run['gpu']}, driver {run['driver']}, torch {run['torch']}, triton {run['triton']}, "
-            f"commit {run['commit']}, {run['date'][:10]}. `python benchmarks/agree.py` makes it.",
+            f"commit {run['commit']}, {run['date'][:10]}. `benchmarks/agree.py` takes the times.",
         )
         + prose(
-            f"Of {len(lines)} calls {agree} agree with `do_bench` within 5%, {once_agree} with the "
-            f"third way. {far} differ from `do_bench` by more than 10%, and {host_bound} of these "
-            "take the host longer to make than the device to run: there it times the host. The "
-            f"other {len(lines) - agree - far} are short kernels; "
-            "[bench.md](bench.md#another-clock) says where their microseconds come from."
+            f"{agree} of {len(lines)} calls agree with `do_bench` within 5%, and {once_agree} with "
+            f"the single call. {far} differ from `do_bench` by more than 10%. In {host_bound} of "
+            "these, the host takes longer to make the call than the device to run it, so "
+            f"`do_bench` times the host. The other {len(lines) - agree - far} are short kernels; "
+            "[bench.md](bench.md#comparison-with-do_bench) explains their differences."
         )
         + table(heads, lines, first=3)
         + "\n## The ceiling\n\n"
-        + prose("A copy of so many bytes: what `opforge bench` takes as the ceiling, beside them.")
+        + prose("A copy of the given number of bytes, which `opforge bench` uses as the ceiling.")
         + table(("MB moved", "µs", "GB/s", "do_bench", "", "once", ""), _copies(other["rows"]), 0)
-        + "\n## The same again\n\n"
+        + "\n## Repeatability\n\n"
         + _again(data)
     )
 
@@ -106,9 +107,9 @@ def _again(data: Data) -> str:
     (run,) = again.runs.values()
     shapes = dict.fromkeys(r.size for _, r in found)
     return prose(
-        f"The built-in ops and eager at {enumerated(list(shapes))} in bfloat16, measured a second "
-        f"time, on a machine started anew ({run['date']} UTC): {len(found)} times, "
-        f"which differ from the first ones by {statistics.median(d for d, _ in found):.1%} in the "
+        f"The built-in ops and eager were measured a second time at {enumerated(list(shapes))} in "
+        f"bfloat16, on a newly started machine ({run['date']} UTC). The {len(found)} times "
+        f"differ from the first ones by {statistics.median(d for d, _ in found):.1%} in the "
         f"median and by {worst:.1%} at most ({row.title}, {row.size}, {row.implementation})."
     )
 

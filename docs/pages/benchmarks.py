@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of benchmarks, and the part of the README that quotes it."""
+"""The page of benchmarks, and the parts of the README about ops and speed."""
 
 from __future__ import annotations
 
@@ -7,20 +7,33 @@ import math
 
 from opforge.bench.results import OURS, Results
 from opforge.report.markup import number
-from opforge.report.series import believed, grouped, share
+from opforge.report.series import believed, contests, grouped, share
 
-from . import gallery, measured
-from .data import LARGE, Data, apart, implementations, left_out, provenance, timed, title
+from . import gallery, kernels, measured
+from .data import (
+    LARGE,
+    LOSS,
+    Data,
+    apart,
+    implementations,
+    left_out,
+    losses,
+    provenance,
+    timed,
+    title,
+)
 from .text import GENERATED, enumerated, listed, prose, span, table
 
 _METHOD = (
-    "The implementations of an op take turns in one run, on inputs that change before every turn "
-    "and are not in the caches; a time is the median over turns. Before and after, results are "
-    "compared with float64: ours must be as exact as `opforge check` demands, others roughly "
-    "right, or they are not timed. The ceiling is timed in the same run: a copy of the same bytes; "
-    "for ops that only read, the faster of copying and reading; for matrix work the library's "
-    "product. [bench.md](bench.md) has the details."
+    "All implementations of an op take turns in one run. The inputs change before every turn and "
+    "are not in the caches. A time is the median over all turns. Before and after the timing, "
+    "results are compared with float64: opforge must be as exact as `opforge check` "
+    "requires, and the others must be correct up to rounding, or they are not timed. The ceiling "
+    "is measured in the same run: a copy of the same bytes; for ops that only read, the faster of "
+    "a copy and a read; for matrix work, the library's product. [bench.md](bench.md) has the "
+    "details."
 )
+_FAR = 0.6  # of the ceiling: lowest shares below this are listed
 
 
 def page(data: Data, pictures: list[gallery.Picture]) -> str:
@@ -28,19 +41,25 @@ def page(data: Data, pictures: list[gallery.Picture]) -> str:
     ours = data.of(data.ops)
     parts = [
         f"# Benchmarks\n\n{GENERATED}",
-        prose(f"Measured on {provenance(data.results)}. The results: `benchmarks/results`."),
+        prose(f"Measured on {provenance(data.results)}. Raw results: `benchmarks/results`."),
         prose(_METHOD, apart(ours)),
+        prose(_host(ours)),
         "## Summary\n\n",
         prose(about_summary(data, ours)),
         summary(data, ours),
         "\nEvery shape, with accuracy and host time:\n\n",
         listed(f"[{name}](ops/{name}.md)" for name in data.ops),
+        "\n## Measured code\n\n",
+        kernels.part(data),
         "\n## Known losses\n\n",
         prose(
-            "Workloads where the fastest other is faster by more than 2%. The ratio is its time",
-            "over ours.",
+            "Workloads where the fastest alternative is faster by more than 2%. The ratio is its",
+            "time divided by opforge's.",
+            measured.loss_count(data),
         ),
         measured.loss_summary(data),
+        "\n## Far from the ceiling\n\n",
+        _far(data, ours),
         "\n## Pictures\n",
     ]
     for picture in pictures:
@@ -55,21 +74,14 @@ def about_summary(data: Data, results: Results) -> str:
     dtypes = list(dict.fromkeys(r.dtype for r in rows))
     shapes = {r.shape for r in rows}
     return (
-        "Lowest and highest share of the ceiling over all workloads with a tensor of "
-        f"{LARGE / 1e6:.0f} MB or more ({len(shapes)} shapes; {enumerated(dtypes)}). "
-        + left_out(rows)
+        "Lowest and highest share of the ceiling over all workloads with a tensor of at least "
+        f"{LARGE / 1e6:.0f} MB ({len(shapes)} shapes; {enumerated(dtypes)}). " + left_out(rows)
     ).strip()
 
 
-def summary(data: Data, results: Results, brief: bool = False) -> str:
-    """Lowest and highest share of the ceiling, a line for each op, pass and variant.
-
-    In ``brief``, of the first variant alone, which is the plain one.
-    """
+def summary(data: Data, results: Results) -> str:
+    """Lowest and highest share of the ceiling, a line for each op, pass and variant."""
     rows = [r for r in timed(results) if data.is_large(r) and share(r) is not None]
-    if brief:
-        plain = {r.op: r.variant for r in reversed(rows)}
-        rows = [r for r in rows if r.variant == plain[r.op]]
     names = implementations(rows)
     lines = []
     for name, same in grouped(rows, title).items():
@@ -82,20 +94,35 @@ def summary(data: Data, results: Results, brief: bool = False) -> str:
 
 
 def readme_part(data: Data) -> str:
-    """What the README quotes: the summary, where it comes from, losses, the cost of a call."""
-    ours = data.of(data.ops)
-    top = prose(about_summary(data, ours), f"{provenance(ours)}.")
-    end = prose(
-        "Variants and every shape: [docs/benchmarks.md](docs/benchmarks.md).",
-        measured.loss_count(data),
-        apart(ours),
-        _host(ours),
+    """What the README says about speed."""
+    results = data.of(data.ops)
+    compared = sum(c.ratio is not None for c in contests(results))
+    lost = len(losses(results))
+    gpu = ", ".join(sorted({str(run.get("gpu", "?")) for run in results.runs.values()}))
+    return prose(
+        f"{gpu}, {compared} workloads (op, pass, shape, dtype), against eager PyTorch, "
+        "`torch.compile` and, where they have the op, Liger-Kernel and quack: opforge is the "
+        f"fastest or within {LOSS - 1:.0%} of the fastest in {compared - lost}. An alternative is "
+        f"faster by more than {LOSS - 1:.0%} in {lost}. "
+        "[docs/benchmarks.md](docs/benchmarks.md) lists these losses with their reasons, each op's "
+        "share of the memory ceiling, and the kernels that have changed since they were measured."
     )
-    return f"{top}{summary(data, ours, brief=True)}\n{end}"
+
+
+def _far(data: Data, results: Results) -> str:
+    """Passes that are slow for the hardware, whoever else is slower."""
+    rows = [r for r in timed(results) if data.is_large(r) and r.implementation == OURS]
+    found = []
+    for name, same in grouped(rows, title).items():
+        shares = [s for r in same if (s := share(r)) is not None]
+        if shares and min(shares) < _FAR:
+            found.append(f"{name}: {span(shares)}")
+    intro = f"Passes whose lowest share of the ceiling is below {_FAR:.0%} in the summary:\n\n"
+    return intro + listed(found) if found else "None.\n"
 
 
 def _host(results: Results) -> str:
-    """What a forward without gradients costs the CPU, over the built-in ops."""
+    """CPU time of a forward without gradients, over the built-in ops."""
     rows = [r for r in results.rows if r.host_us is not None and r.direction == "forward"]
     if not rows:
         return ""
@@ -105,7 +132,7 @@ def _host(results: Results) -> str:
     for name in implementations(rows):
         times = [r.host_us for r in rows if r.implementation == name and r.host_us]
         parts.append(f"{name} {min(times):.1f} – {max(times):.1f} µs")
-    return f"Host time of a forward call ({rows[0].size}): {', '.join(parts)}."
+    return f"Host time of a forward call at {rows[0].size}: {', '.join(parts)}."
 
 
 def _yardsticks(data: Data) -> str:
@@ -116,7 +143,7 @@ def _yardsticks(data: Data) -> str:
     parts = [
         "\n## Yardsticks\n\n",
         prose(
-            "Ops of `benchmarks/ops`, for which opforge has no kernel yet, and what others reach.",
+            "Ops of `benchmarks/ops`. opforge has no kernel for them yet; others reach this.",
             about_summary(data, results),
         ),
         summary(data, results),

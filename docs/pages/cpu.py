@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of the CPU kernels: both passes together, beside eager PyTorch and torch.compile."""
+"""The page of the CPU kernels: both passes together, against eager and torch.compile."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ def page() -> str:
     return (
         f"# CPU kernels\n\n{GENERATED}"
         + prose(
-            f"`opforge bench --on cpu --backward`, {_where(results)}. Milliseconds, forward and",
-            "backward together; implementations take turns in one run, caches are flushed before",
-            "every turn, and results are compared with float64. A speed above 1 is in our favour.",
+            f"`opforge bench --on cpu --backward`, {_where(results)}. Times are milliseconds for",
+            "forward and backward together. The implementations take turns in one run, caches are",
+            "flushed before every turn, and results are compared with float64. A speed above 1",
+            "means that opforge is faster.",
         )
         + table(
             ["op", "shape", "dtype", OURS, EAGER, "speed", COMPILED, "speed"],
@@ -30,9 +31,9 @@ def page() -> str:
         )
         + "\n"
         + prose(
-            "Where eager PyTorch has one kernel (softmax and layer_norm, plain) there is little to",
-            "win; where it runs several, one pass over memory replaces them.",
-            "Dropout is compared with the same formula in PyTorch, the generator included.",
+            "Where eager PyTorch has a single kernel (softmax and layer_norm, plain), there is",
+            "little to gain. Where it runs several, one pass over memory replaces them.",
+            "Dropout is compared with the same formula in PyTorch, including the generator.",
         )
     )
 
@@ -47,7 +48,7 @@ _FACTS = (("cpu", None), ("torch", None), ("commit", None), ("date", 10))
 
 
 def _both_passes(results: Results) -> list[list[Row]]:
-    """The rows of each workload that has both passes, believed for all who were timed."""
+    """The rows of each workload that has valid times for both passes."""
     found = grouped(results.rows, lambda r: (r.op, r.variant, r.dtype, r.shape)).values()
     return [rows for rows in found if _milliseconds(rows, OURS) is not None]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages are made of: records, committed results of benchmarks, reports of checks."""
+"""The input of the pages: records, committed benchmark results, check reports."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def implementations(rows: list[Row]) -> list[str]:
 
 
 def left_out(rows: list[Row]) -> str:
-    """Who was not timed in every dtype, in a sentence: ranges are then not over the same."""
+    """Who was not timed in every dtype, in a sentence: their ranges cover less."""
     every = list(dict.fromkeys(r.dtype for r in rows))
     some: dict[tuple[str, ...], list[str]] = {}
     for name in implementations(rows):
@@ -104,18 +104,18 @@ def left_out(rows: list[Row]) -> str:
         if len(mine) < len(every):
             some.setdefault(tuple(d for d in every if d in mine), []).append(name)
     return " ".join(
-        f"{enumerated(who)}: in {enumerated(dtypes)} alone." for dtypes, who in some.items()
+        f"{enumerated(who)}: only {enumerated(dtypes)}." for dtypes, who in some.items()
     )
 
 
 def losses(results: Results) -> list[Contest]:
-    """Every workload where the fastest other is faster by more than 2%, worst first."""
+    """Every workload where the fastest alternative is faster by more than 2%, worst first."""
     found = [c for c in contests(results) if c.ratio is not None and c.ratio < 1 / LOSS]
     return sorted(found, key=lambda c: c.ratio or 0.0)
 
 
 def apart(results: Results) -> str:
-    """Where ours and the fastest other were timed in different runs, in a sentence."""
+    """How many workloads compare times from different runs, in a sentence."""
     found = [c for c in contests(results) if c.ratio is not None]
     pairs = [(c.ours, c.other) for c in found if c.other and c.other.run != c.ours.run]
     copies = [
@@ -127,15 +127,15 @@ def apart(results: Results) -> str:
         return ""
     ops = enumerated(sorted({ours.op for ours, _ in pairs}))
     return (
-        f"In {len(pairs)} of {len(found)} workloads ({ops}) ours and the fastest other come from "
-        "two runs, each beside a ceiling of its own; the ceilings of such a pair differ by "
+        f"In {len(pairs)} of {len(found)} workloads ({ops}), opforge and the fastest alternative "
+        "were measured in different runs, each with its own ceiling. The two ceilings differ by "
         f"{100 * statistics.median(copies):.1f}% in the median, and by more than 2% in "
-        f"{sum(c > 0.02 for c in copies)}."
+        f"{sum(c > 0.02 for c in copies)} workloads."
     )
 
 
 def provenance(results: Results) -> str:
-    """What the figures were measured on, with, and when."""
+    """Machine, software, commits and dates of the figures."""
     runs = results.runs.values()
 
     def all_of(key: str, length: int | None = None) -> str:
@@ -148,5 +148,5 @@ def provenance(results: Results) -> str:
 
 
 def timed(results: Results) -> list[Row]:
-    """Rows with a time that is believed."""
+    """Rows with a valid time."""
     return [r for r in results.rows if believed(r)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pictures for the page of benchmarks: plots of `opforge report`, each set a file of SVG.
+"""Pictures for the README and the page of benchmarks: plots of `opforge report` as SVG files.
 
-A file carries its own colours, for light and dark, and its own background: whoever shows it may be
-in the other mode.
+A file carries its own colours, for light and dark, and its own background, because the page that
+shows it may be in the other mode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from opforge.report.markup import Html, tag
 
 from .data import Data, provenance
 
-DTYPE = "bfloat16"
+DTYPE, SHAPE = "bfloat16", (8192, 8192)
 _PANEL = re.compile(
     r'<svg viewBox="0 0 (\d+) (\d+)" role="img"[^>]*><title>(.*?)</title>.*?</svg>', re.DOTALL
 )
@@ -58,6 +58,7 @@ def pictures(data: Data) -> list[Picture]:
     where = provenance(data.results).partition(",")[0]
     ours = data.of(data.ops)
     made = [
+        _glance(ours, where),
         _roofline(data, where),
         _shares(ours, "forward", where),
         _shares(ours, "backward", where),
@@ -66,6 +67,47 @@ def pictures(data: Data) -> list[Picture]:
         _peers(data.of(data.yardsticks), where),
     ]
     return [picture for picture in made if picture is not None]
+
+
+def _glance(results: Results, where: str) -> Picture | None:
+    """One bar for each op and pass: its first variant at one shape."""
+    chosen = _only(results, lambda r: r.dtype == DTYPE and r.shape == SHAPE)
+    size = " × ".join(map(str, SHAPE))
+    panels = []
+    for direction in ("forward", "backward"):
+        found: dict[str, series.Contest] = {}
+        for contest in series.contests(chosen):
+            if contest.ours.direction == direction and contest.ratio is not None:
+                found.setdefault(contest.ours.op, contest)
+        bars = [_ratio_bar(name, contest) for name, contest in found.items()]
+        if not bars:
+            continue
+        ratios = [c.ratio or 1.0 for c in found.values()]
+        least, most = 0.95 * min(0.84, *ratios), 1.08 * max(1.25, *ratios)
+        scale = svg.Scale(least, most, 150.0, svg.NARROW - 146, log=True)
+        name = f"{direction}, {size}"
+        about, right = "one op a bar", svg.NARROW - 140
+        plot = svg.bars([("", bars)], scale, 1.0, name, about, (1.0,), words_at=right, left=22)
+        panels += _panels(plot)
+    return _picture(
+        "glance",
+        "At a glance",
+        f"The time of the fastest alternative divided by opforge's, at {size} in {DTYPE}: bars to "
+        "the right of 1 are wins, to the left losses. Every op that was measured at this shape, in "
+        "its first variant. ≈: the 95% intervals of the two times overlap.",
+        f"Bars: speed of each op relative to the fastest alternative, {size}, {DTYPE}, {where}",
+        panels,
+        {},
+    )
+
+
+def _ratio_bar(name: str, contest: series.Contest) -> svg.Bar:
+    assert contest.ratio is not None
+    assert contest.other is not None
+    signs = {series.FASTER: ("▲", "faster"), series.SLOWER: ("▼", "slower")}
+    sign, kind = signs.get(contest.outcome or "", ("≈", "undecided"))
+    words = f"{sign} {contest.ratio:.2f}× {contest.other.implementation}"
+    return svg.Bar(name, contest.ratio, words, kind, bad=kind == "slower")
 
 
 def _roofline(data: Data, where: str) -> Picture | None:
@@ -77,7 +119,7 @@ def _roofline(data: Data, where: str) -> Picture | None:
     return _picture(
         "roofline",
         "Roofline",
-        "Forward passes in bfloat16 with a tensor of 128 MB or more, without matrix work. The "
+        "Forward passes in bfloat16 with a tensor of at least 128 MB, without matrix work. The "
         "lines are measured.",
         f"Roofline of forward passes in {DTYPE} on {where}: operations per byte against rate",
         _panels(roofline.section(chosen, styles)),
@@ -93,7 +135,7 @@ def _shares(results: Results, direction: str, where: str) -> Picture | None:
     return _picture(
         f"share-{direction}",
         f"Share of the ceiling, {direction}",
-        "The shapes that `opforge bench` takes by default, in bfloat16. 100% is the ceiling.",
+        "The default shapes of `opforge bench`, in bfloat16. 100% is the ceiling.",
         f"Bars: share of the ceiling of each implementation, {direction}, {DTYPE}, on {where}",
         _panels(speed.shares(chosen, styles)),
         {},  # bars carry the names
@@ -106,7 +148,7 @@ def _peers(results: Results, where: str) -> Picture | None:
     return _picture(
         "yardsticks",
         "Share of the ceiling, yardsticks",
-        "Ops that opforge has no kernel for yet, in bfloat16: what others reach.",
+        "Ops that opforge has no kernel for yet, in bfloat16: the share that others reach.",
         f"Bars: share of the ceiling that others reach in rms_norm and the like, {DTYPE}, {where}",
         _panels(speed.shares(chosen, styles)),
         {},
@@ -119,10 +161,10 @@ def _against(results: Results, where: str) -> Picture | None:
     chosen.rows.sort(key=lambda r: (r.op, r.direction != "forward", order[r.shape]))
     return _picture(
         "against",
-        "Against the fastest other",
-        "The time of the fastest other over ours, in bfloat16: bars to the right of 1 are wins, to "
-        "the left losses. ≈: the 95% intervals of the two times meet.",
-        f"Bars: the time of the fastest other over ours for every shape, {DTYPE}, on {where}",
+        "Against the fastest alternative",
+        "The time of the fastest alternative divided by opforge's, in bfloat16: bars to the right "
+        "of 1 are wins, to the left losses. ≈: the 95% intervals of the two times overlap.",
+        f"Bars: time of the fastest alternative over opforge's, every shape, {DTYPE}, on {where}",
         _panels(speed.against(chosen)),
         {},
     )
@@ -137,9 +179,9 @@ def _sweep(results: Results, where: str) -> Picture | None:
     found = _panels(scaling.section(chosen, styles))
     return _picture(
         "sweep",
-        "As the work grows",
-        "Share of the ceiling of forward passes in bfloat16 as rows get more (left) and wider "
-        "(right; where a curve jumps, the next width is odd).",
+        "Scaling",
+        "Share of the ceiling of forward passes in bfloat16, with more rows (left) and with wider "
+        "rows (right; where a curve jumps, the next width is odd).",
         f"Curves: share of the ceiling against the number and the width of rows, {DTYPE}, {where}",
         [p for p in found if "% of ceiling" in p.title],
         styles,

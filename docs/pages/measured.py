@@ -22,24 +22,29 @@ from .data import (
     timed,
     title,
 )
-from .reasons import reason
+from .notes import reason
 from .text import enumerated, listed, prose, size, table
 
 NOT_MEASURED = "Not measured yet.\n"
-NO_REASON = "The reason is not known yet."
-_SHAPE, _DTYPE = (8192, 8192), "bfloat16"  # one workload that stands for all, where it was measured
+NO_REASON = "No reason written yet."
+_SHAPE, _DTYPE = (8192, 8192), "bfloat16"  # one workload as an example, if it was measured
 _NEAR_ZERO = 100  # ulps: beyond that it is not a matter of rounding the result
-_LESS_EXACT = "less exact than opforge check allows"
+_LESS_EXACT = "less exact than opforge check allows"  # begins a note of opforge bench
 
 
 def origin(data: Data, op: Op) -> str:
     """Where the figures come from, in a sentence."""
     results = data.results.of(op.name)
-    return f"Measured on {provenance(results)}." if results.rows else ""
+    if not results.rows:
+        return "Not measured yet."
+    return (
+        f"Measured on {provenance(results)}; [benchmarks.md](../benchmarks.md#measured-code) says "
+        "which kernels have changed since."
+    )
 
 
 def memory(data: Data, op: Op) -> str:
-    """What is needed for a while, and what stays for the backward, ours beside the others'."""
+    """Temporary memory, and memory saved for the backward, for every implementation."""
     rows = [r for r in data.results.of(op.name).rows if r.extra_bytes is not None and r.bytes]
     if not rows:
         return NOT_MEASURED
@@ -51,14 +56,14 @@ def memory(data: Data, op: Op) -> str:
     lines = []
     for (direction, variant), same in grouped(rows, lambda r: (r.direction, r.variant)).items():
         by_name = {r.implementation: r for r in same}
-        kinds = {"extra": "extra_bytes", "kept": "saved_bytes"}
+        kinds = {"extra": "extra_bytes", "saved": "saved_bytes"}
         for word, field in kinds.items() if direction == "backward" else [("extra", "extra_bytes")]:
             values = [getattr(by_name[n], field) if n in by_name else None for n in names]
             cells = ["–" if v is None else size(v) for v in values]
             lines.append([f"{_pass(direction, variant)}, {word}", *cells])
     return prose(
-        f"{rows[0].size}, {rows[0].dtype}. Extra is the peak beyond inputs and outputs; kept is "
-        "what a forward leaves for its backward, beyond inputs and outputs."
+        f"At {rows[0].size}, {rows[0].dtype}. Extra: peak memory beyond inputs and outputs. Saved: "
+        "memory that the forward keeps for the backward, beyond inputs and outputs."
     ) + table(["", *names], lines)
 
 
@@ -68,22 +73,21 @@ def _one_dtype(rows: list[Row]) -> list[Row]:
 
 
 def accuracy(data: Data, op: Op) -> str:
-    """The largest errors over all shapes, ours beside eager's."""
+    """The largest errors over all shapes, ours and eager's."""
     rule = prose(
-        "Distance from the result in float64, in units of the last place (ulp) of the dtype. "
-        "Allowed is twice the error of eager PyTorch (backward: three times), or one ulp, or the "
-        "rounding of a sum; [check.md](../check.md) has the exact rule."
+        "Distance from the float64 result, in units in the last place (ulp) of the dtype. "
+        "[check.md](../check.md) defines the allowed error."
     )
     rows = [r for r in data.results.of(op.name).rows if r.ulp_max is not None and r.bytes]
     if not rows:
         return rule + NOT_MEASURED
     notes = []
     if any(r.dtype == "float64" for r in rows):
-        notes.append("In float64 the truth is eager's own result, so its error is 0.")
+        notes.append("In float64 the truth is eager's own result, so eager's error is 0.")
     if any((r.ulp_max or 0) > _NEAR_ZERO for r in rows):
         notes.append(
-            "Very large figures are of sums whose terms cancel: the result is near 0, where an ulp "
-            "is much smaller than the rounding of any term."
+            "Very large figures come from sums whose terms cancel: the result is near 0, where an "
+            "ulp is much smaller than the rounding error of any term."
         )
     lines = []
     for (direction, variant), same in grouped(rows, lambda r: (r.direction, r.variant)).items():
@@ -95,8 +99,8 @@ def accuracy(data: Data, op: Op) -> str:
                     values = [getattr(r, what) for r in mine if getattr(r, what) is not None]
                     cells.append(number(max(values), 3) if values else "–")
             lines.append([_pass(direction, variant), dtype, *cells])
-    heads = ["pass", "dtype", "ours, max", "ours, rms", "eager, max", "eager, rms"]
-    return rule + prose(*notes, "The largest over all shapes:") + table(heads, lines, first=2)
+    heads = ["pass", "dtype", "opforge, max", "opforge, rms", "eager, max", "eager, rms"]
+    return rule + prose(*notes, "Largest errors over all shapes:") + table(heads, lines, first=2)
 
 
 def _pass(direction: str, variant: str) -> str:
@@ -116,10 +120,10 @@ def speed(data: Data, op: Op) -> str:
         return NOT_MEASURED
     parts = [
         prose(
-            "The ceiling is what the same GPU was measured to do in the same run: a copy of the "
-            "same bytes, or, for an op that only reads, the faster of copying and reading. The "
-            "ratio is the time of the fastest other over ours: above 1 ours is faster. "
-            "[bench.md](../bench.md) says how times are taken.",
+            "The ceiling is measured on the same GPU in the same run: a copy of the same bytes, "
+            "or, for an op that only reads, the faster of a copy and a read. The ratio is the time "
+            "of the fastest alternative divided by opforge's: above 1, opforge is faster. "
+            "[bench.md](../bench.md) explains the timing.",
             left_out(timed(results)),
         ),
         _host(results),
@@ -152,22 +156,22 @@ def _table(found: list[Contest]) -> str:
         percent = "" if reached is None else f"{100 * reached:.0f}"
         line = [ours.size, number(ours.us), rate, percent]
         lines.append([*line, *(_versus(c) if c.other else ["", "", ""])])
-    heads = ["shape", "µs", "GB/s", "% of ceiling", "fastest other, µs", "ratio", "which"]
+    heads = ["shape", "µs", "GB/s", "% of ceiling", "fastest alternative, µs", "ratio", "which"]
     return table(heads, lines, last=-1)
 
 
 def _versus(contest: Contest) -> list[str]:
-    """Time of the fastest other, its ratio to ours, its name and what is to be known of it."""
+    """Time of the fastest alternative, its ratio to ours, its name and remarks on it."""
     other = contest.other
     assert other is not None
     marks = ["less exact"] if other.note.startswith(_LESS_EXACT) else []
-    marks += ["in another run"] if other.run != contest.ours.run else []
+    marks += ["another run"] if other.run != contest.ours.run else []
     name = other.implementation + (f" ({', '.join(marks)})" if marks else "")
     return [number(other.us), f"{contest.ratio:.2f}×", name]
 
 
 def _host(results: Results) -> str:
-    """What a call costs the CPU, where the GPU has next to nothing to do."""
+    """The CPU time of a call, where the GPU has next to nothing to do."""
     rows = [r for r in results.rows if r.host_us is not None]
     if not rows:
         return ""
@@ -183,7 +187,7 @@ def _host(results: Results) -> str:
 
 
 def not_timed(results: Results) -> str:
-    """Rows without a time that is believed, and why, a line for each kind."""
+    """Rows without a valid time, and why, a line for each kind."""
     failed = [r for r in results.rows if r.error]
     if not failed:
         return ""
@@ -192,7 +196,7 @@ def not_timed(results: Results) -> str:
     for (name, dtype, who), rows in groups.items():
         many = "" if len(rows) == 1 else f", and {count(len(rows) - 1, 'other shape')}"
         lines.append(f"{name}, {dtype}, {who}: {rows[0].error} ({rows[0].size}{many})")
-    return "\nNot timed, or not believed:\n\n" + listed(lines)
+    return "\nNot timed, or time rejected:\n\n" + listed(lines)
 
 
 def known_losses(data: Data, op: Op) -> str:
@@ -204,14 +208,14 @@ def known_losses(data: Data, op: Op) -> str:
     found = losses(results)
     limit = f"more than {LOSS - 1:.0%}"
     if not found:
-        return f"None: in none of {compared} workloads another one is faster by {limit}.\n"
-    parts = [prose(f"In {len(found)} of {compared} workloads another one is faster by {limit}.")]
+        return f"None. No alternative is faster by {limit} in any of {compared} workloads.\n"
+    parts = [prose(f"An alternative is faster by {limit} in {len(found)} of {compared} workloads.")]
     groups = grouped(found, lambda c: (c.ours.direction, c.ours.variant, reason(c, op)))
     for (direction, variant, why), members in groups.items():
         lines = [
             [c.ours.dtype, c.ours.size, number(c.ours.us), *_versus(c)] for c in members if c.other
         ]
-        heads = ["dtype", "shape", "ours, µs", "other, µs", "ratio", "which"]
+        heads = ["dtype", "shape", "opforge, µs", "alternative, µs", "ratio", "which"]
         parts.append(prose(f"{_pass(direction, variant).capitalize()}. {why or NO_REASON}"))
         parts.append(table(heads, lines, first=2, last=-1) + "\n")
     return "".join(parts).rstrip() + "\n"
@@ -241,10 +245,10 @@ def loss_summary(data: Data) -> str:
     reasons = []
     for text, found in where.items():
         places = [f"{name} ({many})" for name, many in found.items()]
-        reasons.append(f"{text} In {'; '.join(places)}.")
+        reasons.append(f"{text} Applies to {'; '.join(places)}.")
     return (
-        table(["where", "lost", "worst ratio", "to"], lines, last=-1)
-        + "\nWhy, with the number of workloads:\n\n"
+        table(["where", "lost", "worst ratio", "faster alternative"], lines, last=-1)
+        + "\nReasons, with the number of workloads:\n\n"
         + listed(reasons)
     )
 
@@ -256,4 +260,7 @@ def loss_count(data: Data) -> str:
         results = data.results.of(name)
         if compared := sum(c.ratio is not None for c in contests(results)):
             parts.append(f"{name} {len(losses(results))} of {compared}")
-    return f"Workloads lost to the fastest other by more than {LOSS - 1:.0%}: {', '.join(parts)}."
+    return (
+        f"Workloads where the fastest alternative is faster by more than {LOSS - 1:.0%}: "
+        f"{', '.join(parts)}."
+    )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of mutants: how many generated faults the check notices.
+"""The page of mutants: how many generated faults the check detects.
 
-From tests/mutation/results.json, which tests/mutation/run.py writes, and explained.json beside it,
-where somebody has looked at what survived.
+Its input is tests/mutation/results.json, which tests/mutation/run.py writes, and explained.json
+beside it, with an explanation of each survivor that was investigated.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ PLACES = {"cpu": "CPU", "sim": "simulator"}
 TOP = """\
 # Mutants
 
-How good is the check itself? `tests/mutation/run.py` makes small faults in the kernels of built-
-in ops and in the headers they compile: a bound off by one, an operator, a constant or an index
-exchanged, a term, a statement or a barrier left out, an accumulator of another type. They are
-generated, and drawn evenly over ops, places and kinds. A mutant that does not compile, or
-compiles to the original's machine code, is no fault and is left out. The others go through the
-quick check, those that survive it (where the table says so) through the full one, and all of them
-through `torch.library.opcheck` and `gradcheck` over the record's cases.
+How good is the check itself? `tests/mutation/run.py` makes small faults in the kernels of the
+built-in ops and in the headers they compile: a bound off by one; a changed operator, constant or
+index; a missing term, statement or barrier; an accumulator of another type. The faults are
+generated and drawn evenly over ops, places and kinds. A mutant that does not compile, or that
+compiles to the machine code of the original, is not a fault and does not count. The others run
+through the quick check. Survivors run through the full check where the table says so. All of them
+run through `torch.library.opcheck` and `gradcheck` over the record's cases.
 
 """
 
@@ -34,13 +34,13 @@ def _load() -> tuple[dict[str, Any], list[dict[str, Any]]]:
     why = {(e["name"], e["new"]): e for e in explained}
     for m in data["mutants"]:
         known = why.get((m["name"], m["new"]))
-        m["why"] = known["why"] if known else "not looked into"
+        m["why"] = known["why"] if known else "not investigated"
         m["harmless"] = bool(known and known["harmless"])
     return data["facts"], data["mutants"]
 
 
 def judged(mutants: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those that are faults: they compile to other code, and what they change is a result."""
+    """The real faults: they compile to different code and change a result."""
     ran = [m for m in mutants if m["quick"] in ("killed", "survived")]
     return [m for m in ran if not (m["quick"] == "survived" and m["harmless"])]
 
@@ -93,9 +93,15 @@ def sentence() -> str:
     faults = judged(mutants)
     quick, other = _killed(faults, "quick"), _killed(faults, "baseline")
     return (
-        f"Of {len(faults)} generated faults in its kernels, the quick check notices "
-        f"{quick / len(faults):.0%}, opcheck and gradcheck together {other / len(faults):.0%}."
+        f"The quick check detects {quick / len(faults):.0%} of {len(faults)} faults generated in "
+        f"opforge's kernels; `opcheck` and `gradcheck` together detect {other / len(faults):.0%}."
     )
+
+
+def progress() -> str:
+    """How many mutants have run, in a sentence."""
+    facts, mutants = _load()
+    return f"{len(mutants)} of {facts['count']} mutants have run so far."
 
 
 def page() -> str:
@@ -105,21 +111,20 @@ def page() -> str:
     rows = Counter(m["row"].partition(":")[0] for m in mutants if m["quick"] == "killed")
     survivors = [m for m in mutants if m["quick"] == "survived" and m.get("full") != "killed"]
     listed = "".join(
-        f"- {'No change of a result' if m['harmless'] else 'A fault'}: {m['op']} "
+        f"- {'No result changes' if m['harmless'] else 'A fault'}: {m['op']} "
         f"({PLACES[m['place']]}), {m['file']}:{m['line']}, {m['kind']}: {m['why']}\n"
         f"  - `{m['old'].strip()}`\n  - `{m['new'].strip()}`\n"
         for m in sorted(survivors, key=lambda m: (m["harmless"], m["name"]))
     )
     return (
-        f"{TOP}Made by `python docs/generate.py`. {len(mutants)} of {facts['count']} mutants of "
-        f"seed {facts['seed']} have run: torch {facts['torch']}, {facts['time']} UTC, sources "
-        f"{facts['sources']}.\n\n"
+        f"{TOP}`python docs/generate.py` makes this page. {progress()} Seed {facts['seed']}, torch "
+        f"{facts['torch']}, {facts['time']} UTC, sources {facts['sources']}.\n\n"
         + _table({**places, "all": mutants}, "place")
         + f"\n{sentence()}\n"
         + "\n## By kind\n\n"
         + _table(_grouped(mutants, "kind"), "kind")
-        + "\n## Rows that notice\n\n"
-        + "The first row that fails; the rest is not run.\n\n"
+        + "\n## Rows that detect them\n\n"
+        + "The first row that fails; later rows do not run.\n\n"
         + "".join(f"- {row}: {count}\n" for row, count in rows.most_common())
         + "\n## What survives\n\n"
         + (listed or "Nothing.\n")

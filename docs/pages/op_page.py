@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of one op: what its record says, what checks have shown, what was measured."""
+"""The page of one op: its record, its check results, its measurements."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from opforge.op import Backward, Op
 
 from . import measured
 from .data import Data
+from .notes import notes
 from .text import GENERATED, code, enumerated, listed, prose, words_only
-from .uses import USES
 
 _LAYOUTS = ("offset", "strides", "expanded", "negative-view")
 _GRADIENT_LAYOUTS = ("narrow-gradient", "expanded-gradient")
@@ -47,8 +47,6 @@ _SIGN = {PASSED: "✓", NOT_RUN: "not run", NOT_APPLICABLE: "·"}
 def page(data: Data, op: Op) -> str:
     """All of it."""
     function, checks = function_of(op), _checks(data.reports, op.name)
-    module = inspect.getmodule(function)
-    first = (inspect.getdoc(module) or "").splitlines()[0].removeprefix(f"{op.name}: ")
     about, described = _documented(function)
     parts = {
         "Use": _use(op),
@@ -65,17 +63,18 @@ def page(data: Data, op: Op) -> str:
         "Known losses": measured.known_losses(data, op),
     }
     top = (
-        f"# {op.name}\n\n{GENERATED}{prose(first)}"
+        f"# {op.name}\n\n{GENERATED}{prose(notes(op).summary)}"
         + code(f"opforge.{op.name}{_signature(function)}", "python")
         + "\n"
         + "".join(map(prose, about))
         + prose(
-            f"Its folder: [src/opforge/ops/{op.name}](../../src/opforge/ops/{op.name}). Checks:",
-            "[scores.md](../scores.md), explained in [check.md](../check.md).",
+            f"Source: [src/opforge/ops/{op.name}](../../src/opforge/ops/{op.name}).",
+            "Check results: [scores.md](../scores.md); [check.md](../check.md) explains the rows.",
             measured.origin(data, op),
         )
     )
-    return top + "\n\n".join(f"## {name}\n\n{body.rstrip()}" for name, body in parts.items()) + "\n"
+    bodies = {name: body.rstrip() for name, body in parts.items() if body}
+    return top + "\n\n".join(f"## {name}\n\n{body}" for name, body in bodies.items()) + "\n"
 
 
 def _signature(function: Callable[..., Any]) -> str:
@@ -96,18 +95,18 @@ def _documented(function: Callable[..., Any]) -> tuple[list[str], dict[str, str]
 
 
 def _use(op: Op) -> str:
-    use = USES[op.name]
-    example = "import torch, opforge\n\n" + textwrap.dedent(use.example).strip()
-    return prose(use.when) + code(example, "python")
+    use, example = notes(op).use, notes(op).example.strip()
+    text = prose(use) if use else ""
+    return text + (code(f"import torch, opforge\n\n{example}", "python") if example else "")
 
 
 # --- what the record says -------------------------------------------------------------------------
 
 
 def _math(op: Op) -> str:
-    text = "The reference, which defines what is right:\n\n" + code(_source(op.reference), "python")
+    text = "The reference defines the correct result:\n\n" + code(_source(op.reference), "python")
     back = op.backward.reference if isinstance(op.backward, Backward) else op.backward
-    return text + "\nIts gradients:\n\n" + code(_source(back), "python")
+    return text + "\nThe gradients:\n\n" + code(_source(back), "python")
 
 
 def _source(function: Any) -> str:
@@ -130,15 +129,15 @@ def _arguments(op: Op, function: Callable[..., Any], described: dict[str, str]) 
         lines.append([f"`{name}`", f"`{kind}`", types.get(name, ""), default, *said])
     heads = ["argument", "type", "in the schema", "default", *(["what it is"] if described else [])]
     own = [
-        f"But `{name}` is {enumerated([_name(d) for d in dtypes])}."
+        f"Exception: `{name}` is {enumerated([_name(d) for d in dtypes])}."
         for name, dtypes in op.own_dtypes.items()
     ]
     return (
         words_only(heads, lines)
         + "\n"
         + prose(
-            f"Tensors are {enumerated([_name(d) for d in op.dtypes])}, all of one dtype and on one "
-            "device.",
+            f"Supported dtypes: {enumerated([_name(d) for d in op.dtypes])}. All tensors have the "
+            "same dtype and device.",
             *own,
             f"The schemas, under `torch.ops.{op.namespace}`:",
         )
@@ -152,8 +151,8 @@ def _name(dtype: torch.dtype) -> str:
 
 def _layouts(op: Op, checks: dict[str, dict[str, Result]]) -> str:
     out = (
-        f"Outputs have the strides of `{op.like}`; where that has gaps or overlaps, they are dense "
-        "in the same order."
+        f"Outputs have the strides of `{op.like}`. If that has gaps or overlaps, they are dense, "
+        "with the dims in the same order."
         if op.like
         else "Outputs are new and contiguous."
     )
@@ -165,14 +164,14 @@ def _limits(op: Op, checks: dict[str, dict[str, Result]]) -> str:
     if op.validate is not None:
         validate = getattr(op.validate, "func", op.validate)  # of a partial
         doc = (inspect.getdoc(validate) or "").splitlines()[0]
-        text = f"Wanted: {doc[0].lower()}{doc[1:]} Else it raises:\n\n"
+        text = f"Requirement: {doc[0].lower()}{doc[1:]} Otherwise it raises:\n\n"
         text += listed(f"{kind}: {message}" for kind, message in _refusals(validate)) + "\n"
     huge = _all_passed(checks, ("huge", "far-apart"))
     return (
         text
         + prose(
-            "Other dtypes, mixed devices and arguments of the wrong kind are refused.",
-            "Sizes and strides may be beyond 2³¹." if huge else "",
+            "Other dtypes, mixed devices and arguments of the wrong kind raise an error.",
+            "Sizes and strides may exceed 2³¹." if huge else "",
         )
         + _rows(checks, _LIMITS)
     )
@@ -210,7 +209,7 @@ def _gradients(op: Op, checks: dict[str, dict[str, Result]]) -> str:
     saved, kept = _saved(op)
     text = enumerated([f"`{s}`" for s in saved]) or "no tensor"
     if saved and set(saved) <= {r.name for r in op.outputs}:
-        text += " (an output, which the next layer keeps alive anyway)"
+        text += " (an output, which the next layer saves anyway)"
     if kept:
         text += (" and " if saved else ", only ") + enumerated([f"`{k}`" for k in kept])
     shared = op.backward.shared if isinstance(op.backward, Backward) else {}
@@ -251,7 +250,7 @@ def _checks(reports: list[Report], name: str) -> dict[str, dict[str, Result]]:
 
 
 def _rows(checks: dict[str, dict[str, Result]], names: tuple[str, ...]) -> str:
-    """Rows of the check: why each is tried, what became of it at each place."""
+    """Rows of the check: why each is tested, and the outcome at each place."""
     known = {r.name: r for r in all_rows()}
     lines = []
     for name in names:
@@ -261,8 +260,8 @@ def _rows(checks: dict[str, dict[str, Result]], names: tuple[str, ...]) -> str:
         marks = [_SIGN.get(found[p].outcome, "✗") if p in found else "" for p in PLACES]
         lines.append([name, *marks, known[name].reason, _notes(found)])
     if not lines:
-        return "No row of `opforge check` is about that.\n"
-    heads = ["row", *(PLACE_WORDS[p] for p in PLACES), "why it is tried", "notes"]
+        return "No row of `opforge check` applies.\n" if checks else "Not checked yet.\n"
+    heads = ["row", *(PLACE_WORDS[p] for p in PLACES), "why it is tested", "notes"]
     return words_only(heads, lines)
 
 
@@ -283,14 +282,14 @@ def _notes(found: dict[str, Result]) -> str:
 
 
 def _determinism(checks: dict[str, dict[str, Result]]) -> str:
-    same = "The same inputs give the same bits every time, on one kind of machine."
-    text = same if _all_passed(checks, _SAME_BITS) else "Not shown."
+    same = "The same inputs give the same bits every time, on the same kind of machine."
+    text = same if _all_passed(checks, _SAME_BITS) else "Not proven."
     return prose(text) + _rows(checks, _SAME_BITS)
 
 
 def _around(op: Op, checks: dict[str, dict[str, Result]]) -> str:
     rule = {
-        None: "leaves the inputs as they are",
+        None: "does not convert the inputs",
         "promote": "converts the inputs to the widest of their dtypes",
     }
     how = rule.get(op.autocast) if not isinstance(op.autocast, torch.dtype) else None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The page of scores, from the reports in docs/scores.
 
-They come from `opforge check --json`, baseline.json from tests/wrong_ops/baseline.py.
+`opforge check --json` writes them; tests/wrong_ops/baseline.py writes baseline.json.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from expected import EXPECTED  # noqa: E402
 TOP = """\
 # Scores
 
-Made by `python docs/generate.py` from the reports in `docs/scores/`; [check.md](check.md) says
-what they mean.
+`python docs/generate.py` makes this page from the reports in `docs/scores/`. [check.md](check.md)
+explains them.
 
 """
 
@@ -83,8 +83,8 @@ def headers(found: list[results.Report]) -> str:
     text = "".join(f"- {f}: {', '.join(map(str, lines))}\n" for f, lines in left.items() if lines)
     count = sum(map(len, reached.values())), sum(map(len, left.values()))
     return (
-        f"\n## opforge's headers\n\nOf their lines that begin a block, {count[0]} are reached by "
-        f"some op's check and {count[1]} by none{': ' if text else '.'}\n\n{text}"
+        f"\n## opforge's headers\n\n{count[0]} lines that begin a block are reached by some op's "
+        f"check, {count[1]} by none{': ' if text else '.'}\n\n{text}"
     )
 
 
@@ -95,19 +95,23 @@ def wrong_ops() -> str:
     lines = ["| wrong op | `opforge check`, row | opcheck | gradcheck |", "|---|---|---|---|"]
     for name, fault in sorted(EXPECTED.items()):
         row = f"{numbers[fault.row] or ''} {fault.row}".strip()
-        marks = ["✓" if tool in baseline[name] else "" for tool in ("opcheck", "gradcheck")]
+        if name in baseline:
+            marks = ["✓" if tool in baseline[name] else "" for tool in ("opcheck", "gradcheck")]
+        else:
+            marks = ["not run", "not run"]
         lines.append(f"| {name} | {row} ({show.PLACE_WORDS[fault.place]}) | {' | '.join(marks)} |")
     return "\n".join(lines) + "\n"
 
 
 def caught() -> str:
+    """How many wrong ops each tool rejects, of those that all tools have run on."""
     baseline = json.loads((SCORES / "baseline.json").read_text())
-    count = {t: sum(t in baseline[n] for n in EXPECTED) for t in ("opcheck", "gradcheck")}
-    either = sum(bool(baseline[n]) for n in EXPECTED)
+    ran = [baseline[name] for name in EXPECTED if name in baseline]
+    count = {t: sum(t in found for found in ran) for t in ("opcheck", "gradcheck")}
     return (
-        f"Of {len(EXPECTED)} wrong ops `opforge check` rejects all, each on the row that names its "
-        f"fault; opcheck rejects {count['opcheck']}, gradcheck {count['gradcheck']}, the two "
-        f"together {either}."
+        f"`opforge check` rejects all of {len(ran)} wrong ops, each on the row that names the "
+        f"fault. `opcheck` rejects {count['opcheck']}, `gradcheck` rejects {count['gradcheck']}, "
+        f"and the two together reject {sum(map(bool, ran))}."
     )
 
 
@@ -119,17 +123,18 @@ def page() -> str:
         + "\n## Summary\n\n"
         + show.totals_table(found)
         + "\n## Every op\n\n"
-        + "Code reached: of the blocks in the op's own folder, and in brackets with those of the "
+        + "Code reached: the share of blocks in the op's own folder; in brackets, including the "
         "headers it compiles.\n\n"
         + show.summary_table(found)
         + headers(found)
         + "\n## Every row\n\n`c` the CPU kernel, `s` the simulator, `g` the GPU; ✓ passed, "
-        "✗ failed, – not run, · without meaning for the op.\n\n"
+        "✗ failed, – not run, · not applicable.\n\n"
         + show.score_table(found)
         + "\nNot run:\n\n"
         + not_run(found)
         + "\n## Wrong ops\n\n"
         + caught()
-        + " All ran on the same machine over the record's cases, opcheck in float32, gradcheck in "
-        "float64; ops that have only CUDA code ran in the simulator.\n\n" + wrong_ops()
+        + " All tools ran on the same machine over the record's cases, `opcheck` in float32 and "
+        "`gradcheck` in float64. Ops that only have CUDA code ran in the simulator.\n\n"
+        + wrong_ops()
     )

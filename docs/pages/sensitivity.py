@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/sensitivity.md: the smallest errors that `opforge check` notices."""
+"""docs/sensitivity.md: the smallest errors that `opforge check` detects."""
 
 from __future__ import annotations
 
@@ -24,36 +24,38 @@ LEAST = 10  # results that are named
 
 
 def page() -> str:
-    """A line for each op and pass, and the results in which an error must be largest."""
+    """A line for each op and pass, and the results where only large errors are detected."""
     data = json.loads(RESULTS.read_text(encoding="utf-8"))
     found = data["found"]
     heads = ("op", "", *BITS)
     return (
-        "# How small an error is noticed\n\n"
+        "# The smallest detected error\n\n"
         + GENERATED
         + prose(
-            "`tests/sensitivity/run.py` takes right results of the built-in ops on the CPU, "
-            "multiplies one element of typical size by 1 + 2⁻ᵏ and hands them to the comparison "
-            "that [`opforge check`](check.md) uses. The table has the largest k for which that "
-            "is noticed: its median over results and cases of the record, and the least. "
-            f"A dtype's last bit is k = {_last_bits()}. The loss of `cross_entropy` is float32 for "
-            "logits of 16 bits, and the gradient of a float32 weight is float32 in every column. "
+            "`tests/sensitivity/run.py` takes correct results of the built-in ops on the CPU, "
+            "multiplies one element of typical size by 1 + 2⁻ᵏ, and passes them to the comparison "
+            "that [`opforge check`](check.md) uses. The table shows the largest k that is "
+            "detected: the median over the results and cases of the record and, in brackets, the "
+            f"minimum. The last bit of a dtype is k = {_last_bits()}. The loss of `cross_entropy` "
+            "is float32 for 16-bit logits, and the gradient of a float32 weight is float32 in "
+            "every column. "
             f"{_provenance(data['runs'])}"
         )
         + table(heads, _lines(found), first=2)
         + "\n"
         + prose(
-            "Where nothing is rounded on the way (relu) the last bit counts.",
-            "Eight times the spread of one rounding, which is allowed, takes three bits; a formula",
-            "of several steps one or two more; a sum of n terms, in any order, half the bits of n,",
-            "and more where terms cancel.",
-            "In 16 bits a reference that rounds on the way lets others do so.",
+            "If no intermediate result is rounded (relu), an error in the last bit is detected.",
+            "The allowed error of eight times the spread of one rounding costs three bits. A",
+            "formula of several steps costs one or two more. A sum of n terms, in any order, costs",
+            "half the bits of n, and more if terms cancel.",
+            "In 16 bits, a reference that rounds intermediate results allows kernels to do the",
+            "same.",
             _parts(found),
         )
-        + "## Where an error must be largest\n\n"
+        + "## Where only large errors are detected\n\n"
         + prose(
-            f"The {LEAST} results of float32 with the least k. They are sums of many terms, or "
-            "differences of which little is left."
+            f"The {LEAST} float32 results with the smallest k. They are sums of many terms, or "
+            "differences of nearly equal values."
         )
         + table(("result", "case", "k"), _least(found), first=2)
     )
@@ -95,7 +97,7 @@ def _lines(found: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 
 def _parts(found: list[dict[str, Any]]) -> str:
-    """How much more is noticed of an error that more elements have."""
+    """How much smaller an error is detected if more elements have it."""
     gains = []
     for part in ("row", "binade"):
         more = [
@@ -106,8 +108,9 @@ def _parts(found: list[dict[str, Any]]) -> str:
         ]
         gains.append(f"{statistics.mean(more):.1f}")
     return (
-        f"An error that a whole row has is noticed at a k that is {gains[0]} larger, one of all "
-        f"elements with the same exponent at one {gains[1]} larger (means over everything)."
+        f"An error in a whole row is detected at a k that is {gains[0]} larger; an error in all "
+        f"elements with the same exponent, at a k that is {gains[1]} larger (means over all "
+        "results)."
     )
 
 
