@@ -17,6 +17,7 @@ from opforge.coverage import route
 from opforge.errors import NotSimulated
 from opforge.op import Op
 from opforge.sim import simulation
+from opforge.sim.runtime import H200
 from opforge.truth import guard
 
 PLACES = ("cpu", "sim", "cuda")
@@ -32,7 +33,7 @@ class Place:
     mode: simulation.Mode = "plain"
     seed: int | None = None
     placement: bool = False
-    processors: int = sim.H200.multiprocessors  # of the simulated GPU
+    processors: int = H200.multiprocessors  # of the simulated GPU
     guard: Literal["", "end", "start"] = ""  # the end of tensors that lies against a page
     keep_saved: bool = True  # with it: what a forward saves is read-only, too
 
@@ -53,7 +54,7 @@ class Place:
             if self.name == "cpu" and self.mode == "cover":
                 around.enter_context(route.CpuRoute())
             if self.name == "sim":
-                device = replace(sim.H200, multiprocessors=self.processors)
+                device = replace(H200, multiprocessors=self.processors)
                 simulated = sim.active(
                     self.mode, seed=self.seed, placement=self.placement, device=device
                 )
