@@ -162,8 +162,9 @@ def _layouts(op: Op, checks: dict[str, dict[str, Result]]) -> str:
 def _limits(op: Op, checks: dict[str, dict[str, Result]]) -> str:
     text = ""
     if op.validate is not None:
-        validate = getattr(op.validate, "func", op.validate)  # of a partial
-        doc = (inspect.getdoc(validate) or "").splitlines()[0]
+        written = inspect.unwrap(op.validate)
+        validate = getattr(written, "func", written)  # of a partial
+        doc = (inspect.getdoc(validate) or "The arguments fit together.").splitlines()[0]
         text = f"Requirement: {doc[0].lower()}{doc[1:]} Otherwise it raises:\n\n"
         text += listed(f"{kind}: {message}" for kind, message in _refusals(validate)) + "\n"
     huge = _all_passed(checks, ("huge", "far-apart"))

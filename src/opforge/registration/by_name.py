@@ -30,6 +30,7 @@ def by_name(function: Any, schema: Schema, field: str) -> Callable[..., Any]:
     handed_on = [_pair(n, p) for n, p in zip(names, parameters, strict=True) if n in asked]
     text = f"lambda {', '.join(parameters)}: function({', '.join(handed_on)})"
     made: Callable[..., Any] = eval(text, {"function": function})
+    made.__wrapped__ = function  # type: ignore[attr-defined]  # where inspect finds its docstring
     return made
 
 
