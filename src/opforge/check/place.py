@@ -13,7 +13,7 @@ import torch
 from opforge import sim
 from opforge.build import load, unsupported
 from opforge.build.targets import has_sources
-from opforge.coverage import route
+from opforge.check import cpu_route
 from opforge.errors import NotSimulated
 from opforge.op import Op
 from opforge.sim import simulation
@@ -52,7 +52,7 @@ class Place:
             if self.guard:
                 around.enter_context(guard.pages(self.guard, self.keep_saved))
             if self.name == "cpu" and self.mode == "cover":
-                around.enter_context(route.CpuRoute())
+                around.enter_context(cpu_route.CpuRoute())
             if self.name == "sim":
                 device = replace(H200, multiprocessors=self.processors)
                 simulated = sim.active(
