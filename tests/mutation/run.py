@@ -2,9 +2,10 @@
 """How many generated faults does `opforge check` notice?
 
 ``python tests/mutation/run.py --count 300 --json FILE`` mutates the kernels of built-in ops, builds
-each mutant and checks it: quick, then, what survived, in full; and with opcheck and gradcheck for
-comparison. A mutant that does not compile is left out, and so is one whose machine code is that of
-the original: it is no fault. FILE is written as results come, and a run goes on from it.
+each mutant and checks it, quick; and with opcheck and gradcheck for comparison. A mutant that does
+not compile is left out, and so is one whose machine code is that of the original: it is no fault.
+FILE is written as results come, and a run goes on from it. ``--full`` is for afterwards: it checks
+in full what survived in FILE and is not explained as harmless.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,10 @@ from mutants import SOURCE, Mutant, choose
 
 EXPLAINED = json.loads((Path(__file__).parent / "explained.json").read_text())
 OPS = sorted(p.parent.name for p in SOURCE.glob("ops/*/cpu.cpp"))
+HARMLESS = {(e["name"], e["new"]) for e in EXPLAINED if e["harmless"]}
 _KILLED, _SURVIVED, _STILLBORN, _EQUIVALENT = "killed", "survived", "stillborn", "equivalent"
+_UNFINISHED = "unfinished"  # a full check that ran out of time, or fails the original: who knows
+_SECONDS = 900  # that a check may take
 
 
 class Workshop:
@@ -102,17 +106,17 @@ class Workshop:
         found: dict[str, Any] = json.loads(self._judge.stdout.readline())
         return found
 
-    def checked(self, mutant: Mutant, full: bool) -> tuple[str, str]:
-        """What the check says about the mutant, and the row that says it."""
+    def checked(self, mutant: Mutant, full: bool, only: str = "") -> tuple[str, str]:
+        """What the check, or one row of it, says about the mutant, and the row that says it."""
         options = ["--on", mutant.place, "--stop", *(["--full"] if full else [])]
+        options += ["--only", only] if only else []
         report = self.folder / "report.json"
         report.unlink(missing_ok=True)
-        limit = 3600 if full else 900
         code, said = self.run(
-            "-m", "opforge", "check", mutant.op, *options, "--json", str(report), limit=limit
+            "-m", "opforge", "check", mutant.op, *options, "--json", str(report), limit=_SECONDS
         )
         if code == 124:
-            return _KILLED, f"no end after {limit} s"
+            return _UNFINISHED if full else _KILLED, f"no end after {_SECONDS} s"
         if code == 0:
             return _SURVIVED, ""
         with contextlib.suppress(OSError, ValueError):
@@ -123,8 +127,8 @@ class Workshop:
         return _KILLED, " ".join(said.split())[-120:]
 
 
-def judge(shop: Workshop, mutant: Mutant, originals: dict[str, str], full: bool) -> Any:
-    """Everything about one mutant."""
+def judge(shop: Workshop, mutant: Mutant, originals: dict[str, str]) -> dict[str, Any]:
+    """Everything about one mutant but the full check."""
     started = time.monotonic()
     result: dict[str, Any] = {**asdict(mutant), "name": mutant.name}
     key = f"{mutant.op} {mutant.place}"
@@ -139,10 +143,22 @@ def judge(shop: Workshop, mutant: Mutant, originals: dict[str, str], full: bool)
             result["quick"], result["row"] = _KILLED, found["row"]
             if not found["row"]:
                 result["quick"], result["row"] = shop.checked(mutant, full=False)
-            if full and result["quick"] == _SURVIVED:
-                result["full"], result["row"] = shop.checked(mutant, full=True)
     result["seconds"] = round(time.monotonic() - started, 1)
     return result
+
+
+def judge_in_full(shop: Workshop, mutant: Mutant, result: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a survivor, and what the full check says."""
+    with shop.mutated(mutant):
+        verdict, row = shop.checked(mutant, full=True)
+    if verdict == _KILLED and shop.checked(mutant, full=True, only=row)[0] != _SURVIVED:
+        verdict, row = _UNFINISHED, f"{row}: fails without the fault, too"
+    return {**result, "full": verdict, "row": row}
+
+
+def survives(result: dict[str, Any]) -> bool:
+    """Whether a fault, as far as anybody knows, survived the quick check."""
+    return result["quick"] == _SURVIVED and (result["name"], result["new"]) not in HARMLESS
 
 
 def summary(results: list[dict[str, Any]]) -> str:
@@ -173,7 +189,7 @@ def main() -> None:
     parser.add_argument("--on", nargs="*", default=["cpu", "sim"], help="of the mutants, these")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=max((os.cpu_count() or 2) // 2, 1))
-    parser.add_argument("--full", action="store_true", help="survivors in full, too")
+    parser.add_argument("--full", action="store_true", help="those that survived, in full")
     parser.add_argument("--survivors", action="store_true", help="those that survived, once more")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no mutant after so many")
     parser.add_argument("--json", type=Path, required=True, metavar="FILE")
@@ -185,15 +201,15 @@ def main() -> None:
         results = before["mutants"]
         torchs |= set(before["facts"]["torch"].split(", "))
     if given.survivors:
-        harmless = {(e["name"], e["new"]) for e in EXPLAINED if e["harmless"]}
-        kept = [r for r in results if r["quick"] != _SURVIVED or (r["name"], r["new"]) in harmless]
-        results[:] = kept
-    known = {(r["name"], r["new"]) for r in results}
-    todo = [
-        m
-        for m in choose(given.ops, given.count, given.seed)
-        if (m.name, m.new) not in known and m.place in given.on
-    ]
+        results[:] = [r for r in results if not survives(r)]
+    known = {(r["name"], r["new"]): r for r in results}
+    if given.full:
+        left = [r for r in results if survives(r) and "full" not in r and r["op"] in given.ops]
+        todo = [Mutant(**{f.name: r[f.name] for f in fields(Mutant)}) for r in left]
+    else:
+        chosen = choose(given.ops, given.count, given.seed)
+        todo = [m for m in chosen if (m.name, m.new) not in known]
+    todo = [m for m in todo if m.place in given.on]
     deadline = time.monotonic() + 60 * given.minutes
     digest = hashlib.sha256(
         b"".join(p.read_bytes() for p in sorted(SOURCE.rglob("*")) if p.is_file())
@@ -212,9 +228,14 @@ def main() -> None:
             originals: dict[str, str] = {}
             while todo and time.monotonic() < deadline:
                 mutant = todo.pop(0)
-                result = judge(shop, mutant, originals, given.full)
+                if given.full:
+                    result = judge_in_full(shop, mutant, known[mutant.name, mutant.new])
+                    results.remove(known[mutant.name, mutant.new])
+                else:
+                    result = judge(shop, mutant, originals)
                 results.append(result)
-                print(f"{result['quick']:10} {result.get('row', ''):22} {mutant.name}", flush=True)
+                verdict = result.get("full", result["quick"])
+                print(f"{verdict:10} {result.get('row', ''):22} {mutant.name}", flush=True)
                 results.sort(key=lambda r: r["name"])
                 text = json.dumps({"facts": facts, "mutants": results}, indent=1)
                 given.json.write_text(text + "\n")

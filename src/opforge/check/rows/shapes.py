@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from dataclasses import replace
 
 import torch
 
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
 from opforge.check.rows.errors import names_it
-from opforge.check.situation import Situation
+from opforge.check.situation import Situation, TooLarge
 from opforge.truth import inputs
 
 _SMALL = 5  # what other dims are cut to while one is long
@@ -227,9 +229,13 @@ def many_rows(t: Trial) -> None:
 def _bearable(t: Trial, found: list[Situation | None]) -> list[Situation]:
     """Of large situations those that a quick check has the time for, and the smallest anyhow."""
     made = [s for s in found if s is not None]
-    few = 1 << (19 if t.place.name == "sim" else 21)  # elements
     least = min((s.elements for s in made), default=0)
-    return [s for s in made if t.full or s.elements <= max(few, 2 * least)]
+    return [s for s in made if t.full or s.elements <= max(_few(t), 2 * least)]
+
+
+def _few(t: Trial) -> int:
+    """Elements that are no matter."""
+    return 1 << (19 if t.place.name == "sim" else 21)
 
 
 @row(
@@ -239,7 +245,7 @@ def _bearable(t: Trial, found: list[Situation | None]) -> list[Situation]:
     "A row longer than shared memory or registers hold needs another path, with the same answer.",
 )
 def long_row(t: Trial) -> None:
-    """Rows of 100,003 elements."""
+    """Rows of 100,003 elements; in the simulator many of them as well, of 16,392, far from 0."""
     found = []
     for dtype in t.dtypes if t.full or t.place.name != "sim" else t.dtypes[:1]:
         for base in t.kinds(dtype):
@@ -248,6 +254,26 @@ def long_row(t: Trial) -> None:
                 found.append(t.resized(base, most.shape[-1], 100_003, 2))
     for s in _bearable(t, found):
         t.trying(s).both()
+    if t.place.name == "sim":
+        _many_long_rows(t)
+
+
+def _many_long_rows(t: Trial) -> None:
+    """More than a GPU of one multiprocessor works on at once, for which kernels have other paths.
+
+    They are made of whole vectors, and lie so far from 0 that a mean needs care.
+    """
+    for base in t.kinds():
+        most = max(base.floats, key=lambda n: base.floats[n].dim(), default="")
+        shape = base.floats[most].shape if most else ()
+        if len(shape) < 2 or shape[-1] == 1 or shape.count(shape[-1]) > 1:
+            continue
+        rows = {n: 9 if len(shape) == 2 else 3 for n in shape[:-1] if n != 1}
+        with contextlib.suppress(TooLarge):
+            s = base.resize({**rows, shape[-1]: 16_392}).change(most, inputs.shifted, 1e3)
+            s.place = replace(s.place, processors=1)
+            if t.full or s.elements <= _few(t):
+                t.demand(s)
 
 
 @row(
