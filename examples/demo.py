@@ -38,7 +38,7 @@ opforge is for fast custom operators in PyTorch. It has two parts:
   autograd, torch.compile support, the build, the tests and the benchmarks.
 """
 STEPS = f"""\
-This tour takes about two minutes on two cores:
+This tour takes a few minutes:
 1. build: compile the kernels of {len(OPS)} operators
 2. check: compare them with float64, forward and backward
 3. bench: time {len(TIMED)} of them against eager PyTorch and a copy of the same bytes
