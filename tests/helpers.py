@@ -268,7 +268,8 @@ def load_record(folder: Path, text: str) -> Any:
 
 def compared(got, torchs=None, truth=None, spread=0.0, narrow=0.0, **options):
     """``spread`` is that of roundings, ``narrow`` that of 16-bit ones."""
-    torchs = got if torchs is None else torchs
+    if torchs is None:
+        torchs = got if truth is None else truth.to(got.dtype)
     truth = torchs.double() if truth is None else truth
 
     def spreads(samples, short):

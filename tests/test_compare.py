@@ -68,6 +68,14 @@ def test_what_is_beyond_the_rule_fails(got, truth, spreads):
         compared(got, truth.to(got.dtype), truth.double(), **spreads)
 
 
+def test_what_pytorch_makes_of_the_formula_is_right_but_nothing_near_it():
+    truth = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    theirs = torch.tensor([1.0, 2.5])  # a formula that magnifies roundings
+    compared(torch.nextafter(theirs, torch.tensor([1.0, 9.0])), theirs, truth)
+    with pytest.raises(compare.Mismatch, match=r"error 0.499 where .* got 2.499"):
+        compared(torch.tensor([1.0, 2.499]), theirs, truth)
+
+
 def test_one_wrong_element_is_found_and_named():
     truth = torch.zeros(300, 1000)
     got = truth.clone()
