@@ -3,6 +3,7 @@
 // needed beyond 2^31 elements only, divide plainly. Includes no torch header.
 #pragma once
 
+#include <cuda_runtime.h>
 #include <opforge/core/layout.h>
 #include <opforge/core/types.h>
 

@@ -2,6 +2,7 @@
 // 16-byte vectors of elements. Includes no torch header.
 #pragma once
 
+#include <cuda_runtime.h>
 #include <opforge/core/types.h>
 
 #include <cassert>

@@ -11,6 +11,7 @@
 // test_gated.py tries every argument).
 #pragma once
 
+#include <cuda_runtime.h>
 #include <opforge/core/types.h>
 
 #include <cmath>

@@ -2,6 +2,7 @@
 // Dropout as a function for elementwise.cuh. Includes no torch header.
 #pragma once
 
+#include <cuda_runtime.h>
 #include <opforge/core/rng.h>
 
 namespace opforge {
