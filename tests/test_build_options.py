@@ -14,7 +14,7 @@ from helpers import CPU_CPP, planned, write_op
 
 import opforge
 from opforge import sim, testing
-from opforge.build import arch
+from opforge.build import arch, compile, in_use
 from opforge.check import results
 from opforge.errors import NotSimulated, RecordError, ToolchainError
 
@@ -94,8 +94,33 @@ def test_an_unknown_target(what):
         opforge.Build(**{what: {"gpu": ["-g"]}})
 
 
+def test_a_string_where_a_list_is_meant():
+    with pytest.raises(RecordError, match="Build has '-O3' for flags of cpu; it takes a list of"):
+        opforge.Build(flags={"cpu": "-O3"})
+
+
+def test_what_lies_below_an_op_and_is_not_of_it(tmp_path):
+    folder = write(tmp_path / "op", "with_neighbours", "")
+    for name in ("tests", ".hidden", "prebuilt", "other_op", "environment"):
+        (folder / name).mkdir()
+        (folder / name / "more.cpp").write_text("#error not of the op\n")
+    (folder / "other_op" / "op.py").write_text("")
+    (folder / "environment" / "pyvenv.cfg").write_text("")
+    assert [p.name for p in planned(folder).sources] == ["cpu.cpp"]
+
+
+def test_prune_keeps_an_op_whose_first_source_is_in_a_subfolder(tmp_path):
+    folder = write(tmp_path / "op", "first_below", "", cpp=None)
+    (folder / "a").mkdir()
+    (folder / "a" / "cpu.cpp").write_text(CPU_CPP.format(name="first_below", factor="2"))
+    (library,) = compile.build([planned(folder)])
+    assert library.folder.name in in_use.entries()
+
+
 def test_architectures_that_a_kernel_needs():
-    assert arch.with_needed(("8.0", "9.0", "9.0+PTX"), ["9.0a"]) == ("8.0", "9.0a", "9.0+PTX")
+    chosen = arch.with_needed(("8.0", "9.0", "9.0+PTX"), ["9.0a"])
+    assert chosen == ("8.0", "9.0a")
+    assert [f for f in arch.nvcc_flags(chosen) if "90" in f and "90a" not in f] == []
     assert arch.with_needed(("8.0",), ["9.0a"]) == ("8.0",)
     assert arch.with_needed(("9.0",), []) == ("9.0",)
 

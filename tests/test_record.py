@@ -185,6 +185,18 @@ def test_a_record_imports_its_siblings_in_the_version_it_was_loaded_with(tmp_pat
     assert first(torch.ones(1)) == 10
 
 
+def test_a_built_in_op_that_changed_is_loaded_again(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(discover, "BUILTIN_FOLDER", tmp_path)
+    text = "from opforge import Op\nop = Op(schema='edited(Tensor x) -> Tensor y', reference={})\n"
+    folder = write_op(tmp_path / "edited", op_py=text.format("abs"), cpp=None)
+    first = discover.load_folder(folder).op
+    (folder / "op.py").write_text(text.format("lambda x: 3 * x"))
+    second = discover.load_folder(folder).op
+    assert second(-torch.ones(1)) == -3
+    assert first(-torch.ones(1)) == 1
+    assert first.namespace == "opforge" != second.namespace
+
+
 def test_a_sibling_that_cannot_be_imported_is_named(tmp_path: Path) -> None:
     text = "from .helper import reference\n"
     folder = write_op(tmp_path / "op", op_py=text, cpp=None)

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from opforge.errors import OpforgeError, RecordError
-from opforge.op import Op
+from opforge.op import Op, files_of
 from opforge.registration.register import register
 from opforge.terminal.words import did_you_mean
 
@@ -159,7 +159,7 @@ def unregistered(folder: Path) -> list[Op]:
 
 def _digest(folder: Path) -> str:
     state = hashlib.sha256()
-    for file in sorted(f for pattern in _CONTENT for f in folder.rglob(pattern)):
+    for file in files_of(folder, *_CONTENT):
         name = str(file.relative_to(folder)).encode(errors="surrogateescape")
         state.update(name + f"\0{file.stat().st_size}\0".encode())
         state.update(file.read_bytes())
@@ -170,8 +170,10 @@ def _import(folder: Path, identity: str) -> ModuleType:
     """Import a folder's op.py as a module of a package, so that it can import its siblings."""
     inside = folder.parent == BUILTIN_FOLDER
     name = f"opforge.ops.{folder.name}" if inside else f"opforge_op_{identity[:16]}"
-    before = set(sys.modules)
-    package = ModuleType(name)  # a version of its own, whatever of that name was imported before
+    before = _modules_of(name)
+    for old in before:  # an older version of a built-in op: its record stays as it is
+        del sys.modules[old]
+    package = ModuleType(name)
     package.__path__ = [str(folder)]
     package.__spec__ = ModuleSpec(name, None, is_package=True)
     sys.modules[name] = package
@@ -179,12 +181,17 @@ def _import(folder: Path, identity: str) -> ModuleType:
     try:
         return importlib.import_module(f"{name}.op")
     except Exception as error:
-        for half_done in set(sys.modules) - before:
-            if half_done == name or half_done.startswith(f"{name}."):
-                del sys.modules[half_done]
+        for half_done in _modules_of(name):
+            del sys.modules[half_done]
+        sys.modules.update(before)
         raise RecordError(
             f"{folder / 'op.py'} cannot be loaded: {type(error).__name__}: {error}"
         ) from error
+
+
+def _modules_of(package: str) -> dict[str, ModuleType]:
+    """What is imported of a package."""
+    return {n: m for n, m in sys.modules.items() if n == package or n.startswith(f"{package}.")}
 
 
 def _the_record(module: ModuleType, folder: Path) -> Op:

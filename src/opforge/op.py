@@ -9,7 +9,9 @@ arguments that their parameters name, see :class:`Op`.
 
 from __future__ import annotations
 
+import fnmatch
 import functools
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +97,12 @@ class Build:
     not_simulated: str = ""
 
     def __post_init__(self) -> None:
+        lists = {"include": self.include, "archs": self.archs}
+        lists |= {f"flags of {t}": v for t, v in self.flags.items()}
+        lists |= {f"libraries of {t}": v for t, v in self.libraries.items()}
+        for what, value in lists.items():
+            if isinstance(value, str):
+                raise RecordError(f"Build has {value!r} for {what}; it takes a list of strings")
         for what, given in (("flags", self.flags), ("libraries", self.libraries)):
             if unknown := set(given) - {"cpu", "cuda", "sim"}:
                 raise RecordError(
@@ -396,6 +404,29 @@ class Op:
                 "or return (grad_<output>, needs_<input>, <input>_shape and "
                 f"{MAY_OVERWRITE} are taken, too)"
             )
+
+
+# Folders below an op's that hold nothing of it.
+_FOREIGN = {"__pycache__", "prebuilt", "build", "dist", "tests"}
+
+
+def files_of(folder: Path, *patterns: str) -> list[Path]:
+    """An op's files of these patterns, also in subfolders, in a fixed order.
+
+    Left out: hidden folders, virtual environments, other ops, tests and what a build leaves behind.
+    """
+    found = []
+    for path, folders, names in os.walk(folder):
+        below = Path(path)
+        folders[:] = [f for f in folders if not _is_foreign(below / f)]
+        found += [below / n for n in names if any(fnmatch.fnmatch(n, p) for p in patterns)]
+    return sorted(found)
+
+
+def _is_foreign(folder: Path) -> bool:
+    if folder.name in _FOREIGN or folder.name.startswith("."):
+        return True
+    return any((folder / mark).exists() for mark in ("op.py", "pyvenv.cfg"))
 
 
 def sum_of_bytes(tensors: Iterable[torch.Tensor]) -> int:

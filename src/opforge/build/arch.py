@@ -59,13 +59,12 @@ def parse(text: str) -> tuple[str, ...]:
 def with_needed(chosen: tuple[str, ...], needed: Sequence[str]) -> tuple[str, ...]:
     """``chosen`` as an op builds it that needs certain targets, such as 9.0a.
 
-    A needed target takes the place of the plain one it belongs to. What is needed and was not
-    chosen is left out: nobody asked for that GPU.
+    A needed target takes the place of the plain one it belongs to, and of its PTX, which could not
+    hold such kernels. What is needed and was not chosen is left out: nobody asked for that GPU.
     """
-    if not needed:
-        return chosen
-    plain = {re.sub(r"[af]\Z", "", parse(n)[0]): n for n in needed}
-    return tuple(dict.fromkeys(plain.get(c, c) for c in chosen))
+    wanted = parse(" ".join(needed)) if needed else ()
+    exact = {re.sub(r"[af]?(\+PTX)?\Z", "", name): name for name in wanted}
+    return tuple(dict.fromkeys(exact.get(c.removesuffix("+PTX"), c) for c in chosen))
 
 
 def nvcc_flags(archs: tuple[str, ...]) -> list[str]:

@@ -62,7 +62,7 @@ def _build(plans: dict[str, Plan], quiet: bool) -> dict[str, cache.Library]:
                 **plan.facts,
                 **_narrowing(plan, output),
                 "tried": _try_loading(plan, staged / plan.library),
-                cache.SOURCE_FOLDER: str(plan.sources[0].parent),
+                cache.SOURCE_FOLDER: str(plan.folder),
             }
             found[plan.entry] = cache.store(staged, plan.entry, plan.library, facts)
     return found

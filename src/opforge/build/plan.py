@@ -48,6 +48,11 @@ class Plan:
     required: str = ""  # the generated source, which links only if every schema has a kernel
     roots: tuple[Path, ...] = ()  # the folders that the op's own sources and headers are in
 
+    @property
+    def folder(self) -> Path:
+        """Where the op is, or the library of opforge's own."""
+        return self.roots[0] if self.roots else self.sources[0].parent
+
     @functools.cached_property
     def key(self) -> str:
         """Changes when anything does that could change the library."""
@@ -96,9 +101,9 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         f"-DTORCH_TARGET_VERSION=0x{ABI[0]:02x}{ABI[1]:02x}000000000000",
         f"-DOPFORGE_NAMESPACE={goal.namespace(op)}",
         f"-DOPFORGE_DISPATCH_KEY={goal.dispatch_key}",
-        *tools.flags,
-        *op.build.flags.get(goal.kind, ()),
     ]
+    asked = op.build.flags.get(goal.kind, ())  # what a check's build is compiled with comes last
+    flags += [*tools.flags, *asked] if goal.for_users else [*asked, *tools.flags]
     libraries = [*tools.libraries, *op.build.libraries.get(goal.kind, ())]
     identity = dict(tools.identity)
     own, foreign = _included(op, identity)
@@ -162,7 +167,7 @@ def _included(op: Op, identity: dict[str, str]) -> tuple[list[Path], list[Path]]
             identity[f"package {one.distribution}"] = package.version
             folder = Path(str(package.locate_file(one.path)))
         else:
-            folder = op.folder / one
+            folder = (op.folder / one).resolve()
         if not folder.is_dir():
             raise RecordError(f"{op.name} includes {folder}, which is not a folder")
         (foreign if isinstance(one, PackageHeaders) else own).append(folder)

@@ -65,7 +65,7 @@ def _opforge_wheel(libraries: list[cache.Library], folder: Path) -> Path:
         if file.parent.name == "licenses":
             place = f"opforge-{opforge.__version__}.dist-info/licenses/{file.name}"
             files[place] = file.read_binary()
-    scripts = b"[console_scripts]\nopforge = opforge.cli:main\n"
+    scripts = (installed.read_text("entry_points.txt") or "").encode()
     return _write(folder, "opforge", opforge.__version__, about, files, scripts)
 
 

@@ -16,11 +16,10 @@ from opforge import settings
 from opforge.build import arch, narrowing, toolchain, unsupported
 from opforge.build.toolchain import Compiler
 from opforge.errors import RecordError, ToolchainError
-from opforge.op import Op
+from opforge.op import Op, files_of
 
 SIM_DIR = Path(__file__).parent.parent / "sim"
 SIM_INCLUDE_DIR = SIM_DIR / "include"
-_NO_SOURCES = {"prebuilt", "__pycache__"}  # folders of an op that hold none
 _COPIES = ("memcpy", "memmove", "memset")
 # Calls at the start of every block and before every comparison, and blocks as the source has them:
 # -Og merges and moves few. An index beyond the end of an array is a trap. In DWARF 5, addr2line
@@ -66,12 +65,7 @@ class Target:
 
     def sources(self, op: Op) -> tuple[Path, ...]:
         """The op's source files for this target, also those in subfolders."""
-        if op.folder is None:
-            return ()
-        found = (p for p in op.folder.rglob(self.pattern) if p.is_file())
-        return tuple(
-            sorted(p for p in found if not _NO_SOURCES & set(p.relative_to(op.folder).parts))
-        )
+        return tuple(files_of(op.folder, self.pattern)) if op.folder is not None else ()
 
     def namespace(self, op: Op) -> str:
         """``torch.ops.<namespace>`` of the op as built for this target."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from opforge.errors import NotSimulated
-from opforge.op import Op
+from opforge.op import Op, files_of
 
 # What to look for, how it is called, and what to do. The first that matches a line is named.
 _CONSTRUCTS = [
@@ -64,7 +64,7 @@ def check_op(op: Op) -> None:
 
 def check(folder: Path) -> None:
     """Raise for the first construct in the folder's CUDA sources that cannot be simulated."""
-    for file in sorted(f for pattern in _FILES for f in folder.rglob(pattern)):
+    for file in files_of(folder, *_FILES):
         for number, line in _compiled_lines(file.read_text(errors="replace")):
             for pattern, name, advice in _PATTERNS:
                 if pattern.search(line):

@@ -24,13 +24,14 @@ def by_name(function: Any, schema: Schema, field: str) -> Callable[..., Any]:
     ``field`` says where in the record the function stands.
     """
     where = f"the record of {schema.name}: {field}"
+    function = getattr(function, "_by_name", function)  # of another record: as it was written
     names = [a.name for a in schema.args]
     asked = _asked(function, names, where)
     parameters = [f"_{i}" for i in range(len(names))]
     handed_on = [_pair(n, p) for n, p in zip(names, parameters, strict=True) if n in asked]
     text = f"lambda {', '.join(parameters)}: function({', '.join(handed_on)})"
     made: Callable[..., Any] = eval(text, {"function": function})
-    made.__wrapped__ = function  # type: ignore[attr-defined]  # where inspect finds its docstring
+    made._by_name = made.__wrapped__ = function  # type: ignore[attr-defined]
     return made
 
 

@@ -20,7 +20,6 @@ __all__ = ["H200", "Call", "Device", "SimulationError", "Traffic", "active", "ru
 
 def __getattr__(name: str) -> Any:
     # Resolved on first use: `opforge --help` imports this package, and must not import torch.
-    try:
-        return getattr(import_module("opforge.sim.simulation"), name)
-    except AttributeError:
-        raise AttributeError(f"module 'opforge.sim' has no attribute {name!r}") from None
+    if name not in __all__:
+        raise AttributeError(f"module 'opforge.sim' has no attribute {name!r}")
+    return getattr(import_module("opforge.sim.simulation"), name)

@@ -149,14 +149,16 @@ def simulate_all(
     all that was asked for.
     """
     left_out: list[Outcome] = []
+    simulated: list[Op] = []
     for op in ops:
         try:
             unsupported.check_op(op)
+            simulated.append(op)
         except NotSimulated as reason:
             if len(ops) == 1:
                 raise
             left_out.append(Outcome(op.name, 0, facts=[f"{op.name}: {reason}"]))
-    ops = [op for op in ops if op.name not in {o.op for o in left_out}]
+    ops = simulated
     runtime.build(ops, simulation.TARGETS[mode])  # with a progress bar of its own
     count = len(ops) if traffic else sum(1 for op in ops for _ in runs(op))
     outcomes: list[Outcome] = []

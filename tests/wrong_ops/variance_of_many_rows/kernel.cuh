@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <opforge/launch.h>
-#include <opforge/reduce.h>
+#include <opforge/core/launch.h>
+#include <opforge/core/reduce.h>
 
 namespace opforge {
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """layer_norm: y = (h - mean(h)) / sqrt(var(h) + eps) * weight + bias over the last dim.
 
-See opforge/norms.py for the relu, dropout and residual around the norm.
+See ops/families/norms.py for the relu, dropout and residual around the norm.
 """
 
 from __future__ import annotations

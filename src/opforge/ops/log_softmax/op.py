@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """log_softmax over the last dim, with the scale and the mask that attention has.
 
-See opforge/softmaxes.py for what comes before the softmax.
+See ops/families/softmaxes.py for what comes before the softmax.
 """
 
 from __future__ import annotations

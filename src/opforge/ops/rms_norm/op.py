@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """rms_norm: y = h / sqrt(mean(h²) + eps) * weight over the last dim, and what may stand around it.
 
-See opforge/norms.py for the relu, dropout and residual around the norm.
+See ops/families/norms.py for the relu, dropout and residual around the norm.
 """
 
 from __future__ import annotations

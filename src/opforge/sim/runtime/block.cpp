@@ -199,7 +199,7 @@ void start_cluster(Worker& w, int64_t number) {
   w.started = now();
 }
 
-// What a library says about an address that it has made inaccessible: check/guard/fault.cpp, if it
+// What a library says about an address that it has made inaccessible: truth/guard/fault.cpp, if it
 // is loaded. The kind of fault, or null for an address it knows nothing of.
 using DescribeAddress = const char*(const void* address, bool writes, char* text, size_t size);
 
