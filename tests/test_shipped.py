@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 
 import pytest
 from helpers import foreign_torch_symbols, python, undefined_symbols
@@ -39,17 +41,32 @@ def test_shipped_libraries_use_nothing_but_the_shim_of_torch_2_10(name: str) -> 
     check_library(name, "cuda")
 
 
-def test_a_cached_load_adds_at_most_50_ms_to_importing_torch() -> None:
-    """Importing opforge, registering an op, finding its library, loading it and calling it."""
+def test_a_cached_load_does_little_more_than_importing_torch() -> None:
+    """Importing opforge, registering an op, finding its library, loading it and calling it.
+
+    It takes about 50 ms on a calm machine. What is counted holds on a busy one, too.
+    """
     code = """
-        import time, torch
+        import json, sys, torch
         x = torch.ones(4)
-        started = time.perf_counter()
+        opened, started, before = [], [], set(sys.modules)
+
+        def note(event, arguments):
+            if event == "open":
+                opened.append(str(arguments[0]))
+            if event in ("subprocess.Popen", "os.posix_spawn", "os.system", "os.fork"):
+                started.append(event)
+
+        sys.addaudithook(note)
         import opforge
         opforge.relu(x)
-        print(time.perf_counter() - started)
+        imported = sorted(set(sys.modules) - before)
+        print(json.dumps({"opened": opened, "started": started, "imported": imported}))
     """
     compile.build([plan(discover.find("relu"), "cpu")])
-    environment = {"PYTHONDONTWRITEBYTECODE": ""}  # a normal installation has its bytecode
-    times = [float(python(code, environment=environment).stdout) for _ in range(6)]
-    assert min(times[1:]) <= 0.050, times
+    done = json.loads(python(code).stdout)
+    assert done["started"] == []
+    assert "opforge.build.compile" not in done["imported"]
+    packages = {name.partition(".")[0] for name in done["imported"]} - set(sys.stdlib_module_names)
+    assert packages <= {"opforge", "packaging", "platformdirs"}
+    assert len(done["opened"]) <= 100, done["opened"]
