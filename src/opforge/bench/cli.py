@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from opforge.extras import need
-from opforge.terminal.options import Ops
+from opforge.terminal.options import Ops, records_of
 
 
 def bench(
@@ -65,7 +65,6 @@ def bench(
         show,
     )
     from opforge.bench.measure import OUT_OF_MEMORY
-    from opforge.discover import builtin_names, find
     from opforge.errors import OpforgeError
     from opforge.terminal.output import console, must_be_writable, say
 
@@ -81,7 +80,7 @@ def bench(
     before = results.read(against) if against else None
     if before is not None and against is not None:
         results.check_device(before, runner.device_name(device), against)
-    records = list(dict.fromkeys(find(name) for name in ops or builtin_names()))
+    records = records_of(ops)
     files = [] if json_file is None else [results.file_for(op.name, json_file) for op in records]
     for file in dict.fromkeys(files):  # what is wrong with one is said before anything is timed
         if file.is_file():
