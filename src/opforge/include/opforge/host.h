@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <span>
 #include <stdexcept>
@@ -67,14 +68,15 @@ inline DType dtype_of(const Tensor& x) {
   fail("unsupported dtype");
 }
 
-// Calls f with a value whose ::type is the element type: dispatch(d, [&]<class T>(Type<T>) {...}).
+// Calls f with a value whose ::type is the element type: dispatch_all(d, [&]<class T>(Type<T>)
+// {…}).
 template <class T>
 struct Type {
   using type = T;
 };
 
 template <class F>
-inline decltype(auto) dispatch(DType dtype, F&& f) {
+inline decltype(auto) dispatch_all(DType dtype, F&& f) {
   switch (dtype) {
     case DType::f32:
       return f(Type<float>{});
@@ -85,6 +87,22 @@ inline decltype(auto) dispatch(DType dtype, F&& f) {
     default:
       return f(Type<double>{});
   }
+}
+
+// The same for the dtype of the op's first tensor: the only one where a record says by_dtype, and
+// its sources are compiled once per dtype.
+template <class F>
+inline decltype(auto) dispatch(DType dtype, F&& f) {
+#if defined(OPFORGE_DTYPE)
+  constexpr DType kOnly = DType::OPFORGE_DTYPE;
+  if (dtype != kOnly) fail("dispatch() got another dtype than that of the first tensor");
+  if constexpr (kOnly == DType::f32) return f(Type<float>{});
+  if constexpr (kOnly == DType::f16) return f(Type<half>{});
+  if constexpr (kOnly == DType::bf16) return f(Type<bfloat16>{});
+  if constexpr (kOnly == DType::f64) return f(Type<double>{});
+#else
+  return dispatch_all(dtype, f);
+#endif
 }
 
 // Every size passes through here, so that arrays of kMaxDims are long enough everywhere.
@@ -363,21 +381,91 @@ struct OpforgeSignature {
   static constexpr bool agree = std::is_same_v<FromSchema, InCpp>;
 };
 
-#define OPFORGE_IMPL(op, function) \
-  OPFORGE_IMPL_(op, function, OPFORGE_NAMESPACE, OPFORGE_DISPATCH_KEY)
-// The symbol is for the linker, which every build tells to look for one of each schema.
-#define OPFORGE_IMPL_(op, function, ns, key)                                                     \
-  extern "C" {                                                                                   \
-  extern const char opforge_impl_##op __attribute__((visibility("hidden")));                     \
-  const char opforge_impl_##op = 0;                                                              \
-  }                                                                                              \
+// Defines the kernel of a schema for the generated source, which registers it with torch.
+#if defined(OPFORGE_DTYPE)
+#define OPFORGE_IMPL(op, function) OPFORGE_IMPL_(op, function, OPFORGE_DTYPE)
+#else
+#define OPFORGE_IMPL(op, function) OPFORGE_IMPL_(op, function, impl)
+#endif
+#define OPFORGE_IMPL_(op, function, kind) OPFORGE_IMPL__(op, function, kind)
+#define OPFORGE_IMPL__(op, function, kind)                                                       \
   static_assert(                                                                                 \
       ::opforge::OpforgeSignature<::opforge::schema::op, typename ::opforge::detail::Plain<      \
                                                              decltype(&function)>::type>::agree, \
       "opforge: the record's " OPFORGE_SCHEMA_##op ", but `" #function "` is another");          \
-  STABLE_TORCH_LIBRARY_IMPL(ns, key, library) {                                                  \
-    library.impl(#op, TORCH_BOX(OPFORGE_ENTRY(op, function)));                                   \
-    library.impl(#op ".below_autograd", TORCH_BOX(OPFORGE_ENTRY(op, function)));                 \
+  extern "C" __attribute__((visibility("hidden"))) void opforge_##kind##_##op(                   \
+      StableIValue* stack, uint64_t arguments, uint64_t returns) {                               \
+    TORCH_BOX(OPFORGE_ENTRY(op, function))(stack, arguments, returns);                           \
+  }
+
+// --- units: functions in sources that are compiled on demand, see Build(on_demand=…) -------------
+//
+//   units/large.cu    static void run(const Params& params) {…}
+//                     OPFORGE_UNIT(large, run)
+//   cuda.cu           static opforge::Unit<void(const Params&)> large("large");
+//                     large(params);  // compiles and loads units/large.cu if need be
+
+namespace detail {
+
+struct UnitEntry {
+  void (*function)();
+  const char* type;
+};
+
+template <class F>
+constexpr const char* name_of_type() {
+  return __PRETTY_FUNCTION__;
+}
+
+}  // namespace detail
+}  // namespace opforge
+
+extern "C" __attribute__((visibility("hidden"))) void* opforge_find_unit(const char* name);
+
+namespace opforge {
+
+// Says what a function in another library takes: Unit<int(const float*, int64_t)>.
+template <class F>
+class Unit;
+
+template <class R, class... A>
+class Unit<R(A...)> {
+ public:
+  constexpr explicit Unit(const char* name) : name_(name) {}
+
+  R operator()(A... arguments) {
+    Function* function = function_.load(std::memory_order_acquire);
+    if (function == nullptr) [[unlikely]] {
+      function = find();
+      function_.store(function, std::memory_order_release);
+    }
+    return function(std::forward<A>(arguments)...);
+  }
+
+ private:
+  using Function = R(A...);
+
+  Function* find() const {
+    const auto* const entry = static_cast<const detail::UnitEntry*>(opforge_find_unit(name_));
+    if (entry == nullptr)
+      fail("no source that is compiled on demand has OPFORGE_UNIT(", name_, ")");
+    const char* const type = detail::name_of_type<Function>();
+    if (std::string(entry->type) != type)
+      fail("the unit ", name_, " is called as ", type, ", but is ", entry->type);
+    return reinterpret_cast<Function*>(entry->function);
+  }
+
+  const char* name_;
+  std::atomic<Function*> function_ = nullptr;
+};
+
+#define OPFORGE_UNIT(name, function)                                                  \
+  extern "C" {                                                                        \
+  extern const ::opforge::detail::UnitEntry opforge_unit_##name                       \
+      __attribute__((visibility("hidden")));                                          \
+  const ::opforge::detail::UnitEntry opforge_unit_##name = {                          \
+      reinterpret_cast<void (*)()>(&function),                                        \
+      ::opforge::detail::name_of_type<std::remove_pointer_t<decltype(&function)>>()}; \
   }
 
 }  // namespace opforge

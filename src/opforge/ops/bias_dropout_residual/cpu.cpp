@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/cpu/columns.h>
 #include <opforge/families/dropout/cpu.h>
-#include <opforge/host.h>
+#include <opforge/families/dropout/host.h>
 
 namespace opforge {
-
-static void check_seed(const Tensor& seed, double p) {
-  OPFORGE_CHECK(seed.numel() == 1 && dtype_code(seed) == aoti_torch_dtype_int64(),
-                "bias_dropout_residual: seed must be one int64");
-  OPFORGE_CHECK(p >= 0 && p <= 1, "bias_dropout_residual: p must be from 0 to 1");
-}
 
 Tensor bias_dropout_residual_cpu(const Tensor& x, const std::optional<Tensor>& bias,
                                  const Tensor& residual, const Tensor& seed, double p) {
@@ -18,7 +12,7 @@ Tensor bias_dropout_residual_cpu(const Tensor& x, const std::optional<Tensor>& b
   OPFORGE_CHECK(!bias || (dtype_code(x) == dtype_code(*bias) && bias->dim() == 1 &&
                           bias->size(0) == x.size(x.dim() - 1)),
                 "bias_dropout_residual: bias must hold one value per column of x");
-  check_seed(seed, p);
+  check_dropout("bias_dropout_residual", seed, p);
   const Tensor y = empty(sizes(x), x);
   const auto run = [&](const auto& layout, const Tensor& y, const auto&... in) {
     dispatch(dtype_of(y), [&]<class T>(Type<T>) {
@@ -55,7 +49,7 @@ std::tuple<Tensor, Tensor> bias_dropout_residual_backward_cpu(const Tensor& grad
                                                               const Tensor& seed, double p,
                                                               bool needs_bias) {
   OPFORGE_CHECK(grad_y.dim() >= 1, "bias_dropout_residual_backward: grad_y is a scalar");
-  check_seed(seed, p);
+  check_dropout("bias_dropout_residual", seed, p);
   const int64_t cols = needs_bias ? grad_y.size(grad_y.dim() - 1) : 0;
   const Tensor grad_x = empty(sizes(grad_y), grad_y), grad_bias = empty({&cols, 1}, grad_y);
   if (grad_y.numel() == 0) {

@@ -1,15 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/host.h>
+#include <opforge/families/dropout/host.h>
 
 #include "kernel.cuh"
 
 namespace opforge {
-
-static void check_seed(const Tensor& seed, double p) {
-  OPFORGE_CHECK(seed.numel() == 1 && dtype_code(seed) == aoti_torch_dtype_int64(),
-                "bias_dropout_residual: seed must be one int64");
-  OPFORGE_CHECK(p >= 0 && p <= 1, "bias_dropout_residual: p must be from 0 to 1");
-}
 
 Tensor bias_dropout_residual_cuda(const Tensor& x, const std::optional<Tensor>& bias,
                                   const Tensor& residual, const Tensor& seed, double p) {
@@ -20,7 +14,7 @@ Tensor bias_dropout_residual_cuda(const Tensor& x, const std::optional<Tensor>& 
                           bias->dim() == 1 && bias->size(0) == x.size(x.dim() - 1)),
                 "bias_dropout_residual: bias must hold one value per column of x");
   OPFORGE_CHECK(same_device(x, seed), "bias_dropout_residual: seed is on another device");
-  check_seed(seed, p);
+  check_dropout("bias_dropout_residual", seed, p);
   const DeviceGuard guard(x.get_device_index());
   const Tensor y = empty(sizes(x), x);
   const auto run = [&](const auto& layout, const Tensor& y, const auto&... in) {
@@ -43,7 +37,7 @@ std::tuple<Tensor, Tensor> bias_dropout_residual_backward_cuda(const Tensor& gra
                                                                bool needs_bias) {
   OPFORGE_CHECK(grad_y.dim() >= 1 && same_device(grad_y, seed),
                 "bias_dropout_residual_backward: grad_y is a scalar or not where the seed is");
-  check_seed(seed, p);
+  check_dropout("bias_dropout_residual", seed, p);
   const DeviceGuard guard(grad_y.get_device_index());
   const int64_t cols = needs_bias ? grad_y.size(grad_y.dim() - 1) : 0;
   const Tensor grad_x = empty(sizes(grad_y), grad_y), grad_bias = empty({&cols, 1}, grad_y);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward reads x and residual and writes y: 1.5 copies (bias stays in the caches). Backward reads
-// grad and writes grad_x: one copy; the bias gradient is summed on the way.
+// grad and writes grad_x: one copy; the bias gradient is summed on the way. Each computes the mask,
+// see families/dropout/device.cuh, and four operations for each element.
 #pragma once
 
 #include <opforge/algorithms/columns.cuh>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/cpu/math.h>
-#include <opforge/families/norm/cpu_host.h>
+#include <opforge/cpu/rows_host.h>
 
 #include <limits>
 #include <vector>

@@ -25,6 +25,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_cuda(const Tensor& logi
   const Tensor losses = reduction == kEach ? out.loss : empty(sizes(target), wide, logits);
   const Tensor parts = empty({&blocks, 1}, wide, logits);
   const Tensor counts = empty({&int64s, 1}, aoti_torch_dtype_int64(), logits);
+  // Behind a count for each block.
   unsigned* const arrived = reinterpret_cast<unsigned*>(mutable_data<int64_t>(counts) + blocks);
   dispatch(dtype_of(logits), [&]<class T>(Type<T>) {
     using A = compute_t<T>;
@@ -39,7 +40,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_cuda(const Tensor& logi
     p.arrived = arrived;
     const bool whole =
         misalignment(data<T>(view.tensor)) == 0 && view.steps_by(kVec<T>) && cols % kVec<T> == 0;
-    if (rows > 0) run_cross_entropy(rows, cols, !whole, p, stream);
+    if (rows > 0) launch_losses(rows, cols, !whole, p, stream);
     if (reduction == kEach) return;
     const LossTotal<A> total{p.losses,
                              p.labels,
@@ -49,7 +50,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_cuda(const Tensor& logi
                              mutable_data<int64_t>(counts),
                              reduction == kMean ? mutable_data<int64_t>(out.count) : nullptr,
                              arrived};
-    launch(total_losses<A>,
+    launch(cross_entropy_total<A>,
            {dim3(unsigned(blocks)), dim3(total_threads(rows)), stream, 0, rows > 0}, total);
   });
   return {out.loss, out.peak, out.log_sum, out.count};
@@ -88,7 +89,7 @@ Tensor cross_entropy_backward_cuda(const Tensor& grad_loss, const Tensor& logits
     p.z_loss = A(z_loss);
     const bool whole = misalignment(p.logits.data) == 0 && misalignment(p.grad.data) == 0 &&
                        from.steps_by(kVec<T>) && cols % kVec<T> == 0;
-    run_gradient(p, whole, current_stream(logits));
+    launch_gradient(p, whole, current_stream(logits));
   });
   return grad;
 }

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the GPU's and the CPU's cross_entropy have in common: checks, and new tensors. To be
-// included after RowsView, of which each has its own.
+// What the GPU's and the CPU's cross_entropy have in common: checks, and new tensors.
 #pragma once
 
 #include <opforge/host.h>
+#if defined(USE_CUDA)
+#include <opforge/host/rows.h>
+#else
+#include <opforge/cpu/rows_host.h>
+#endif
 
 #include <cmath>
 
@@ -15,6 +19,7 @@ enum Reduction : int64_t { kEach, kMean, kSum };
 // more than two dims that do not follow each other.
 inline RowsView per_row(const Tensor& x) {
   const Layout<1> layout = flatten_in_order(sizes(x), strides(x));
+  // Two dims as in Rows, to which an outer stride of 0 means one dim.
   const bool simple =
       layout.fits && (layout.rank <= 1 || (layout.rank == 2 && layout.stride[0][1] != 0 &&
                                            layout.count() < (int64_t(1) << 31)));

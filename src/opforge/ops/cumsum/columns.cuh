@@ -41,7 +41,8 @@ struct ColumnSums {
 
 // Makes of each thread's sums the sums over all rows above it, and takes the tile into the carry.
 template <class A, int N>
-__device__ __forceinline__ void scan_columns_of(ColumnSums<A, N>& sums, A (&own)[N], int across) {
+__device__ __forceinline__ void scan_block_columns(ColumnSums<A, N>& sums, A (&own)[N],
+                                                   int across) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, warps = blockDim.x / kWarp;
   const int tx = lane & (across - 1);
   A before[N];
@@ -64,6 +65,27 @@ __device__ __forceinline__ void scan_columns_of(ColumnSums<A, N>& sums, A (&own)
   __syncthreads();
 #pragma unroll
   for (int e = 0; e < N; ++e) own[e] = sums.warp[warp][e * across + tx] + before[e];
+}
+
+// The carry: the sums of the chunks before this one, several threads to a column.
+template <class T, class A, int N>
+__device__ __forceinline__ void carry_earlier_chunks(ColumnSums<A, N>& known,
+                                                     const ColumnScan<T>& p, const A* chunk_sums,
+                                                     int chunk) {
+  const int columns = p.columns(), parts = min(int(blockDim.x) / columns, kWarp / 2);
+  const int q = threadIdx.x & (columns - 1), part = threadIdx.x / unsigned(columns);
+  if (part < parts) {
+    A sum = 0;
+#pragma unroll 4
+    for (int c = part; c < chunk; c += parts) sum += chunk_sums[c * p.width() + q];
+    known.warp[part][q] = sum;
+  }
+  __syncthreads();
+  if (part == 0) {
+    A sum = 0;
+    for (int k = 0; k < parts; ++k) sum += known.warp[k][q];
+    known.carry[q] = sum;
+  }
 }
 
 // With kVectors a thread has neighbouring columns, otherwise every `across`-th one.
@@ -89,22 +111,8 @@ __global__ void __launch_bounds__(kColumnThreads, 2)
 
   for (int q = threadIdx.x; q < p.columns(); q += blockDim.x) known.carry[q] = 0;
   if (!kSum && p.chunks > 1) {
-    // The sums of earlier chunks: several threads to a column.
     await_previous();
-    const int columns = p.columns(), parts = min(int(blockDim.x) / columns, kWarp / 2);
-    const int q = threadIdx.x & (columns - 1), part = threadIdx.x / unsigned(columns);
-    if (part < parts) {
-      A sum = 0;
-#pragma unroll 4
-      for (int c = part; c < chunk; c += parts) sum += chunk_sums[c * p.width() + q];
-      known.warp[part][q] = sum;
-    }
-    __syncthreads();
-    if (part == 0) {
-      A sum = 0;
-      for (int k = 0; k < parts; ++k) sum += known.warp[k][q];
-      known.carry[q] = sum;
-    }
+    carry_earlier_chunks(known, p, chunk_sums, chunk);
   }
   __syncthreads();
 
@@ -138,7 +146,7 @@ __global__ void __launch_bounds__(kColumnThreads, 2)
       own[e] = kSum ? own[e] + sum : sum;
     }
     if constexpr (kSum) continue;
-    scan_columns_of(known, own, p.across);
+    scan_block_columns(known, own, p.across);
     T* const to = y + at * p.inner;
 #pragma unroll
     for (int r = 0; r < R; ++r) {
@@ -162,7 +170,7 @@ __global__ void __launch_bounds__(kColumnThreads, 2)
   }
   if constexpr (kSum) {
     release_next();
-    scan_columns_of(known, own, p.across);
+    scan_block_columns(known, own, p.across);
     for (int q = threadIdx.x; q < p.columns(); q += blockDim.x) {
       chunk_sums[chunk * p.width() + q] = known.carry[q];
     }

@@ -33,11 +33,11 @@ OPFORGE_INLINE vec<double> scan_lanes(vec<double> v) {
   return v + __builtin_shufflevector(zero, v, 0, 0, 4, 5);
 }
 
-OPFORGE_INLINE vec<float> turned(vec<float> v) {
+OPFORGE_INLINE vec<float> reversed(vec<float> v) {
   return __builtin_shufflevector(v, v, 7, 6, 5, 4, 3, 2, 1, 0);
 }
 
-OPFORGE_INLINE vec<double> turned(vec<double> v) {
+OPFORGE_INLINE vec<double> reversed(vec<double> v) {
   return __builtin_shufflevector(v, v, 3, 2, 1, 0);
 }
 
@@ -51,9 +51,9 @@ void scan_row(const T* x, int64_t n, sum_t<T> carry, T* y) {
     sum_t<T> block = 0;
     for (const int64_t end = std::min(whole, i + kBlock * lanes); i < end; i += lanes) {
       const int64_t at = kReverse ? n - lanes - i : i;
-      const vec<T> in = load(x + at), sums = scan_lanes(kReverse ? turned(in) : in);
+      const vec<T> in = load(x + at), sums = scan_lanes(kReverse ? reversed(in) : in);
       const vec<T> out = C(carry + block) + sums;
-      store(y + at, kReverse ? turned(out) : out);
+      store(y + at, kReverse ? reversed(out) : out);
       block += sums[lanes - 1];
     }
     carry += block;

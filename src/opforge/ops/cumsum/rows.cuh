@@ -53,7 +53,7 @@ struct Chunk {
   __device__ __forceinline__ Packed<T, N> piecemeal(int j) const {
     const T* const from = x + at(j);
     const int past = misalignment(from), first = j * N - (Reverse ? N - past : past);
-    if (first >= front && first + 2 * N <= back) return Askew<T, N>(from).together();
+    if (first >= front && first + 2 * N <= back) return Unaligned<T, N>(from).together();
     Vec<T, N> v;
 #pragma unroll
     for (int e = 0; e < N; ++e) v.value[e] = has(j, e) ? from[e] : narrow<T>(0.0f);
@@ -115,8 +115,8 @@ __device__ __forceinline__ compute_t<T> sum_of(const Packed<T, kVec<T>>& packed)
 
 // Each element replaced by the sum up to it.
 template <bool Reverse, class T>
-__device__ __forceinline__ Packed<T, kVec<T>> in_turn(const Packed<T, kVec<T>>& packed,
-                                                      compute_t<T> running, bool exclusive) {
+__device__ __forceinline__ Packed<T, kVec<T>> running_sums(const Packed<T, kVec<T>>& packed,
+                                                           compute_t<T> running, bool exclusive) {
   compute_t<T> v[kVec<T>];
   widen(packed, v);
 #pragma unroll
@@ -144,7 +144,7 @@ struct ScanHold {
 using ScanWhole = ScanHold<4, 512, 3, 2, false>;
 using ScanParts = ScanHold<4, 256, 4, 3, true>;
 
-// The vectors of a warp lie together, a lane has every 32nd. The chunks of a row that are held
+// The vectors of a warp are neighbours; a lane has every 32nd. The chunks of a row that are held
 // whole are blocks of a cluster; otherwise there are `sums` of them.
 template <class T, class Hold, bool Reverse, bool Ragged>
 __global__ void __launch_bounds__(Hold::kThreads, Hold::template blocks<T, Ragged>())
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(Hold::kThreads, Hold::template blocks<T, Ragge
       begin_cluster_scan<A>();
     }
   }
-  for (int done = 0, turn = 0; done < p.piece; done += p.group * V, turn ^= 1) {
+  for (int done = 0, buffer = 0; done < p.piece; done += p.group * V, buffer ^= 1) {
     Packed<T, kVec<T>> next[V];
     if constexpr (kParts) part.load(mine + p.group * V, lanes, next);
     A before[V], sum = 0;
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(Hold::kThreads, Hold::template blocks<T, Ragge
     }
     A start = carry;
     if (alone) {
-      const BlockScan<A> block = block_scan(sum, turn);
+      const BlockScan<A> block = block_scan(sum, buffer);
       start += block.before;
       carry += block.total;
       if (!kParts && p.chunks > 1) start += cluster_before(block.total);
@@ -206,7 +206,8 @@ __global__ void __launch_bounds__(Hold::kThreads, Hold::template blocks<T, Ragge
 #pragma unroll
     for (int u = 0; u < V; ++u) {
       const int j = mine + u * lanes;
-      if (j < part.vectors) part.store(j, in_turn<Reverse>(v[u], start + before[u], p.exclusive));
+      if (j < part.vectors)
+        part.store(j, running_sums<Reverse>(v[u], start + before[u], p.exclusive));
     }
     if constexpr (kParts) {
       mine += p.group * V;

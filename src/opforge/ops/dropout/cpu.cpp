@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/families/dropout/cpu.h>
-#include <opforge/host.h>
+#include <opforge/families/dropout/host.h>
 
 namespace opforge {
 
 // Forward and backward alike: the gradient is dropped where x was.
 Tensor dropout_cpu(const Tensor& x, const Tensor& seed, double p) {
-  OPFORGE_CHECK(seed.numel() == 1 && dtype_code(seed) == aoti_torch_dtype_int64(),
-                "dropout: seed must be one int64");
-  OPFORGE_CHECK(p >= 0 && p <= 1, "dropout: p must be from 0 to 1");
+  check_dropout("dropout", seed, p);
   const Tensor y = empty(sizes(x), x);
   over_elements(
       y,

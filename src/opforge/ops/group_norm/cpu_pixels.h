@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// group_norm on the CPU of images that lie pixel by pixel: vectors go along the channels. Includes
-// no torch header.
+// group_norm on the CPU of images that are stored pixel by pixel: vectors go along the channels.
+// Includes no torch header.
 #pragma once
 
 #include <numeric>
@@ -11,10 +11,10 @@
 namespace opforge {
 
 constexpr int64_t kBlockPixels = 128;  // to a sum in compute_t
-// Threads take some groups of a sample each, a slab: not more than lie in the cache while they are
-// gone through twice, but whole cache lines, and several of them.
-constexpr int64_t kSlabElements = 1 << 17;
-constexpr int64_t kSlabBytes = 256;
+// Threads take some groups of a sample each, a slab. It is gone through twice and should fit the
+// cache, but of each pixel it takes whole cache lines, and several of them.
+constexpr int64_t kSlabElements = 1 << 17;  // of a slab, about
+constexpr int64_t kSlabBytes = 256;         // of a pixel in it, about, if that is more
 
 template <class T, bool kSilu>
 struct Slab {
@@ -81,7 +81,7 @@ struct Slab {
     });
   }
 
-  // About the mean of each channel: that of four pixels. One alone may lie so far off that the
+  // About the mean of each channel: that of four pixels. One alone may be so far off that the
   // squares of the distances cancel.
   void find_pivots(const Images<const T>& x, int64_t pixel, int64_t end, A* pivot) const {
     std::fill_n(pivot, width, A(0));
@@ -124,7 +124,8 @@ struct Slab {
     }
   }
 
-  // The same for numbers close to the largest, whose distances are larger than that.
+  // The moments of the group that begins at `channel`, for numbers so large that their distances,
+  // or the squares of these, overflow compute_t.
   Moments moments_in_double(const Images<const T>& x, int64_t channel) const {
     Moments all{double(norm.pixels * norm.depth)};
     const auto over = [&](const auto& visit) {

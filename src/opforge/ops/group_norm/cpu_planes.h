@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// group_norm on the CPU: what is computed of a group, and images that lie plane by plane. Those
-// that lie pixel by pixel are in cpu_pixels.h. Includes no torch header.
+// group_norm on the CPU: what is computed of a group, and images that are stored plane by plane.
+// Those that are stored pixel by pixel are in cpu_pixels.h. Includes no torch header.
 #pragma once
 
 #include <opforge/families/activations/cpu.h>
@@ -170,7 +170,8 @@ inline Scale<T> scale_of_group(const T* v, int64_t n, double eps) {
     if (moments.finite()) return moments.scale<T>(eps);
   }
   Scale<T> scale = scale_of<true>(v, n, eps);
-  if constexpr (sizeof(T) == 8) {  // a rounded sum of equal numbers may miss them: a second step
+  // Equal numbers may differ from the mean of their rounded sum: a second step.
+  if constexpr (sizeof(T) == 8) {
     vec<T> sum{};
     along<T>(n,
              [&](int64_t j, auto lanes) { sum += Scale<T>{scale.mean, 1}.normed(v + j, lanes); });

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// group_norm of images that lie pixel by pixel: a sample is a matrix with a row per pixel and a
-// column per channel. Threads side by side take a vector of channels each, keep in registers what
-// belongs to them, and go down the pixels.
+// group_norm of images that are stored pixel by pixel (NHWC): a sample is a matrix with a row per
+// pixel and a column per channel. A block has a chunk of pixels and a tile of channels, all of them
+// unless they are many. Its threads stand side by side, a vector of channels each, in several rows.
+// A thread keeps in registers what belongs to its channels, and takes every height-th pixel. The
+// results of a channel's threads meet in shared memory; a block leaves one per channel and chunk.
 #pragma once
+
+#include <opforge/families/norm/forward.cuh>
 
 #include "kernel.cuh"
 
@@ -12,15 +16,15 @@ constexpr int kPixelThreads = 256;
 
 struct PixelPlan {
   int64_t channels, pixels, samples;
-  int across;      // threads side by side
-  int height;      // and stacked
+  int across;      // threads side by side: vectors of a tile
+  int height;      // rows of such threads: a thread takes every height-th pixel
   int64_t tiles;   // of channels
   int64_t chunk;   // pixels of a block
   int64_t chunks;  // of a sample
 
   int64_t blocks() const { return samples * chunks * tiles; }
   int threads() const { return int(ceil_div(across * height, kWarp)) * kWarp; }
-  int64_t partials() const { return samples * chunks * channels; }
+  int64_t partials() const { return samples * chunks * channels; }  // results of blocks
 };
 
 inline PixelPlan plan_pixels(int64_t samples, int64_t channels, int64_t pixels, int width) {
@@ -30,8 +34,8 @@ inline PixelPlan plan_pixels(int64_t samples, int64_t channels, int64_t pixels, 
   p.across = int(ceil_div(vectors, p.tiles));
   // A thread is worth what it reads about its channels only if it has a few pixels.
   p.height = int(std::min<int64_t>(kPixelThreads / p.across, ceil_div(pixels, 8)));
-  // As many blocks as fit the multiprocessors four times over, each with a few pixels per thread,
-  // and not so many that the sums of a thread get inexact.
+  // Four blocks for each multiprocessor, if a thread then has at least 8 pixels, and at most 256,
+  // so that its sums stay exact enough.
   const int64_t wanted = ceil_div(int64_t(multiprocessors()) * 4, samples * p.tiles);
   const int64_t most = ceil_div(pixels, int64_t(p.height) * 8);
   const int64_t least = ceil_div(pixels, int64_t(p.height) * 256);
@@ -40,13 +44,14 @@ inline PixelPlan plan_pixels(int64_t samples, int64_t channels, int64_t pixels, 
   return p;
 }
 
-// A block's part of a sample, and this thread's place in it.
+// A block's part of a sample, and this thread's place in it. Tiles of a chunk are neighbours, then
+// the chunks of a sample.
 template <int N>
 struct PixelPlace {
   int64_t sample, chunk, channel;  // the first of N channels
-  int64_t first, end;              // pixels of this thread, p.height apart
-  int down;
-  bool exists;  // the last tile may have more threads than channels
+  int64_t first, end;              // pixels of this thread, p.height apart; end: of the chunk
+  int down;                        // the thread's row in the block
+  bool exists;  // not beyond the channels of the last tile, nor in a last warp's spare threads
 
   __device__ __forceinline__ explicit PixelPlace(const PixelPlan& p) {
     const int64_t block = blockIdx.x, parts = block / p.tiles;
@@ -88,13 +93,14 @@ struct Pixels {
   }
 };
 
-// The mean of some values of a group, less the group's first value, so that little of it is lost in
-// rounding; and the sum of their squared differences from it.
+// Of some values of a group: their mean as its difference from the group's first value, so that
+// little is lost in rounding; and the sum of their squared differences from the mean.
 template <class A>
 struct Moments {
   A mean, squares;
 };
 
+// Of the group of a channel.
 template <class T>
 __device__ __forceinline__ compute_t<T> first_value(const GroupNorm<T>& norm,
                                                     const Pixels<const T>& x, int64_t sample,
@@ -102,7 +108,8 @@ __device__ __forceinline__ compute_t<T> first_value(const GroupNorm<T>& norm,
   return pivot_of(widen(*x.at(sample, norm.members.divide(channel) * norm.members.divisor)));
 }
 
-// In two steps, with the first mean as a pivot.
+// The moments of n parts together, of count_of(i) values each and `count` in all. In two steps,
+// with the first mean as a pivot.
 template <class A, class Count, class Get>
 __device__ __forceinline__ Moments<A> merge(int n, A count, const Count& count_of, const Get& get) {
   const A pivot = pivot_of(get(0).mean);
@@ -116,7 +123,7 @@ __device__ __forceinline__ Moments<A> merge(int n, A count, const Count& count_o
   return {mean, squares};
 }
 
-// Of each channel in each chunk of a sample.
+// The moments of each channel in each chunk of a sample.
 template <class T, int N>
 __global__ void __launch_bounds__(kPixelThreads)
     pixel_moments(const GroupNorm<T> norm, const PixelPlan p, const Pixels<const T> x,
@@ -128,8 +135,8 @@ __global__ void __launch_bounds__(kPixelThreads)
   Stack& stack = shared<Stack>();
   const PixelPlace<N> place(p);
   const T* from = x.at(place.sample, place.channel);
-  // Around this thread's first value: that is one of those it adds up, so that what is taken off
-  // the squares at the end is no larger than they are.
+  // Around this thread's first value. As one of the values it is not so far off their mean: what is
+  // taken off the squares at the end is less than the number of its pixels times what is left.
   A pivot[N] = {}, sum[N] = {}, squares[N] = {};
   const auto load = [&](int64_t pixel) { return load_packed<N>(from + pixel * x.pixel_stride); };
   const bool any = place.exists && place.first < place.end;
@@ -152,7 +159,7 @@ __global__ void __launch_bounds__(kPixelThreads)
 #pragma unroll
     for (int e = 0; e < N; ++e) {
       const A apart = sum[e] / count;
-      // Of the squares, which may be infinite, or NaN, those around the mean.
+      // The squares around the mean. Squares that are infinite or NaN stay what they are.
       const A rest = fma(-sum[e], apart, squares[e]);
       const A center = pivot[e] - first_value(norm, x, place.sample, place.channel + e) + apart;
       stack.of[threadIdx.x * N + e] = {
@@ -161,17 +168,18 @@ __global__ void __launch_bounds__(kPixelThreads)
   }
   __syncthreads();
   const int64_t first = place.chunk * p.chunk;
-  const int length = int(place.end - first);
-  const int width = p.across * N;
-  const int64_t left = place.channel - (threadIdx.x - place.down * p.across) * N;  // of the tile
-  for (int i = threadIdx.x; i < width && left + i < p.channels; i += blockDim.x) {
+  const int length = int(place.end - first);  // pixels of the chunk
+  const int width = p.across * N;             // channels of a tile
+  const int64_t tile_first = place.channel - (threadIdx.x - place.down * p.across) * N;  // channel
+  for (int i = threadIdx.x; i < width && tile_first + i < p.channels; i += blockDim.x) {
+    // Row y of the block took pixels y, y + height, ... of the chunk.
     const auto count_of = [&](int y) { return (length - y + p.height - 1) / p.height; };
-    out[(place.sample * p.chunks + place.chunk) * p.channels + left + i] = merge(
+    out[(place.sample * p.chunks + place.chunk) * p.channels + tile_first + i] = merge(
         min(p.height, length), A(length), count_of, [&](int y) { return stack.of[y * width + i]; });
   }
 }
 
-// Of each group: over its channels in all chunks.
+// The statistics of each group, from its channels in all chunks.
 template <class T>
 __global__ void __launch_bounds__(kRowBlock)
     group_moments(const RowPlan plan, const GroupNorm<T> norm, const PixelPlan p, int64_t groups,
@@ -181,6 +189,7 @@ __global__ void __launch_bounds__(kRowBlock)
   const Place place(plan);
   const int64_t members = norm.members.divisor, sample = place.row / groups;
   const int64_t first = (place.row - sample * groups) * members;
+  // Calls use(number of values, their moments) for this thread's share of the group.
   const auto each = [&](const auto& use) {
     for (int64_t i = place.index; i < plan.cols; i += place.size) {
       const int64_t chunk = norm.members.divide(i);
@@ -312,15 +321,15 @@ __global__ void __launch_bounds__(kPixelThreads, 2)
     }
   }
   __syncthreads();
-  const int width = p.across * N;
-  const int64_t left = place.channel - (threadIdx.x - place.down * p.across) * N;
-  for (int i = threadIdx.x; i < width && left + i < p.channels; i += blockDim.x) {
+  const int width = p.across * N;  // channels of a tile
+  const int64_t tile_first = place.channel - (threadIdx.x - place.down * p.across) * N;
+  for (int i = threadIdx.x; i < width && tile_first + i < p.channels; i += blockDim.x) {
     A total[2] = {};
     for (int y = 0; y < p.height; ++y) {
       total[0] += stack.of[0][y * width + i];
       total[1] += stack.of[1][y * width + i];
     }
-    const int64_t at = (place.sample * p.chunks + place.chunk) * p.channels + left + i;
+    const int64_t at = (place.sample * p.chunks + place.chunk) * p.channels + tile_first + i;
     weight_sums[at] = total[0];
     bias_sums[at] = total[1];
   }

@@ -7,8 +7,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_cpu(
     const Tensor& x, const std::optional<Tensor>& weight, const std::optional<Tensor>& bias,
     const std::optional<Tensor>& residual, const std::optional<Tensor>& seed, double eps,
     int64_t before, int64_t after, double p, bool save) {
-  const NormArguments given{"layer_norm", weight, bias, seed, eps, 0.0, before, after, p};
-  const NormResult out = norm_forward<true>(given, x, residual, save);
+  const Stage prologue = as_stage(before), epilogue = as_stage(after);
+  const NormArguments given{"layer_norm", weight, bias, seed, eps, 0.0, prologue, epilogue, p};
+  const NormResult out = norm_forward_cpu<true>(given, x, residual, save);
   return {out.y, out.h, out.mean, out.rstd};
 }
 
@@ -18,9 +19,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_backward_cpu(
     const std::optional<std::vector<int64_t>>& residual_shape, const Tensor& h, const Tensor& mean,
     const Tensor& rstd, const std::optional<Tensor>& seed, double eps, int64_t before,
     int64_t after, double p) {
-  const NormArguments given{"layer_norm", weight, bias, seed, eps, 0.0, before, after, p};
-  const NormGradients out =
-      norm_backward<true>(given, grad_y, grad_h, {x, residual_shape.has_value(), h, mean, rstd});
+  const Stage prologue = as_stage(before), epilogue = as_stage(after);
+  const NormArguments given{"layer_norm", weight, bias, seed, eps, 0.0, prologue, epilogue, p};
+  const NormGradients out = norm_backward_cpu<true>(given, grad_y, grad_h,
+                                                    {x, residual_shape.has_value(), h, mean, rstd});
   return {out.x, out.weight, out.bias, out.residual};
 }
 

@@ -28,7 +28,7 @@ Tensor reduce_sum_cpu(const Tensor& x, std::optional<std::vector<int64_t>> dim, 
   const auto kept = flatten<2>(kept_size, {kept_size, kept_size}, {kept_stride, y_stride});
   const auto terms = flatten<1>(terms_size, {terms_size}, {terms_stride});
   if (!kept.fits || !terms.fits) {
-    // Too scattered: a copy in which the reduced dims lie together, and the kept ones too.
+    // Too scattered: a copy in which the reduced dims are neighbours, and the kept ones too.
     std::vector<int64_t> dense(rank);
     step = 1;
     for (const bool side : {true, false}) {

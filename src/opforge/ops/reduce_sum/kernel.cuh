@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// reduce_sum reads x once and writes next to nothing: its floor is a read of x.
+// reduce_sum reads x once and writes next to nothing: its floor is a read of x. It computes one
+// addition for each element.
 //
-// Three shapes of the same sum, by how x lies in memory:
+// Three shapes of the same sum, by the strides of x:
 //   rows      the reduced dims hold contiguous runs: a group of threads per run, 16-byte vectors;
 //             several runs, or the pieces of a long one, are added in a second launch;
 //   columns   the kept dim is contiguous: opforge/algorithms/columns.cuh;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/families/gated/host.h>
 
-#include "kernel.cuh"
+#include <opforge/families/activations/device.cuh>
+#include <opforge/families/gated/kernel.cuh>
 
 namespace opforge {
 

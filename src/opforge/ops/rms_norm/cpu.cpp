@@ -9,8 +9,9 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_cpu(const Tensor& x,
                                                 const std::optional<Tensor>& seed, double eps,
                                                 double offset, int64_t before, int64_t after,
                                                 double p, bool save) {
-  const NormArguments given{"rms_norm", weight, {}, seed, eps, offset, before, after, p};
-  const NormResult out = norm_forward<false>(given, x, residual, save);
+  const Stage prologue = as_stage(before), epilogue = as_stage(after);
+  const NormArguments given{"rms_norm", weight, {}, seed, eps, offset, prologue, epilogue, p};
+  const NormResult out = norm_forward_cpu<false>(given, x, residual, save);
   return {out.y, out.h, out.rstd};
 }
 
@@ -19,9 +20,10 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_backward_cpu(
     const std::optional<Tensor>& weight, const std::optional<std::vector<int64_t>>& residual_shape,
     const Tensor& h, const Tensor& rstd, const std::optional<Tensor>& seed, double eps,
     double offset, int64_t before, int64_t after, double p) {
-  const NormArguments given{"rms_norm", weight, {}, seed, eps, offset, before, after, p};
-  const NormGradients out =
-      norm_backward<false>(given, grad_y, grad_h, {x, residual_shape.has_value(), h, rstd, rstd});
+  const Stage prologue = as_stage(before), epilogue = as_stage(after);
+  const NormArguments given{"rms_norm", weight, {}, seed, eps, offset, prologue, epilogue, p};
+  const NormGradients out = norm_backward_cpu<false>(
+      given, grad_y, grad_h, {x, residual_shape.has_value(), h, rstd, rstd});
   return {out.x, out.weight, out.residual};
 }
 

@@ -15,15 +15,16 @@ struct Angles {
   explicit Angles(int64_t rotary)
       : cos(std::make_unique<A[]>(size_t(rotary))), sin(std::make_unique<A[]>(size_t(rotary))) {}
 
-  // Of pair j, element 0 is turned by -sin and element 1 by sin; the other way to turn back.
+  // A pair (a, b) becomes (a cos - b sin, b cos + a sin): sin is negative for the first of a pair.
   template <class C>
-  void set(const C* c, const C* s, int64_t half, bool interleaved, bool back) {
+  void set(const C* c, const C* s, int64_t half, Pairs pairs, Rotation rotation) {
+    const bool interleaved = pairs == Pairs::interleaved;
     const int64_t step = interleaved ? 2 : 1, other = interleaved ? 1 : half;
     for (int64_t j = 0; j < half; ++j) {
-      const A turn = back ? -A(widen(s[j])) : A(widen(s[j]));
+      const A sine = rotation == Rotation::inverse ? -A(widen(s[j])) : A(widen(s[j]));
       cos[j * step] = cos[j * step + other] = A(widen(c[j]));
-      sin[j * step] = -turn;
-      sin[j * step + other] = turn;
+      sin[j * step] = -sine;
+      sin[j * step + other] = sine;
     }
   }
 
@@ -42,15 +43,15 @@ OPFORGE_INLINE vec<double> swap_pairs(vec<double> v) {
 
 // out[j] = in[j] cos[j] + in[partner of j] sin[j]
 template <class T>
-OPFORGE_INLINE void turn_head(const T* in, T* out, const Angles<compute_t<T>>& angles, int64_t half,
-                              int64_t dim, bool interleaved) {
+OPFORGE_INLINE void rotate_head(const T* in, T* out, const Angles<compute_t<T>>& angles,
+                                int64_t half, int64_t dim, Pairs pairs) {
   constexpr int64_t lanes = kLanes<T>;
   const auto one = [&](int64_t j, int64_t partner) {
     using A = compute_t<T>;
     out[j] = narrow<T>(std::fma(widen(in[j]), angles.cos[size_t(j)],
                                 A(widen(in[partner]) * angles.sin[size_t(j)])));
   };
-  if (interleaved) {
+  if (pairs == Pairs::interleaved) {
     int64_t j = 0;
     for (; j + lanes <= 2 * half; j += lanes) {
       const vec<T> x = load(in + j);
@@ -75,8 +76,8 @@ OPFORGE_INLINE void turn_head(const T* in, T* out, const Angles<compute_t<T>>& a
 }
 
 template <class T, class C>
-static void run(const Rope& r, const Tensor& q_out, const Tensor& k_out, bool interleaved,
-                bool back) {
+static void rotate_tokens(const Rope& r, const Tensor& q_out, const Tensor& k_out, Pairs pairs,
+                          Rotation rotation) {
   const int64_t half = r.half(), dim = r.q.dim, rows = r.cos.size(0);
   const int64_t per_token = (r.q.heads + r.key_heads()) * dim;
   const C *const cos = data<C>(r.cos), *const sin = data<C>(r.sin);
@@ -89,38 +90,41 @@ static void run(const Rope& r, const Tensor& q_out, const Tensor& k_out, bool in
     for (; i < end; ++i) {
       const int64_t batch = i / r.q.seq, token = i % r.q.seq;
       const int64_t position =
-          positions == nullptr ? token : positions[batch * r.batch_stride + token * r.token_stride];
+          positions == nullptr
+              ? token
+              : positions[batch * r.position_batch_stride + token * r.position_token_stride];
       if (position >= 0 && position < rows) {
-        angles.set(cos + position * r.cos.stride(0), sin + position * r.sin.stride(0), half,
-                   interleaved, back);
+        angles.set(cos + position * r.cos.stride(0), sin + position * r.sin.stride(0), half, pairs,
+                   rotation);
       } else {
         angles.set_nan(2 * half);
       }
-      const auto turn_heads = [&](const Heads& h, T* out) {
+      const auto rotate_heads = [&](const Heads& h, T* out) {
         const T* in = data<T>(h.tensor) + batch * h.batch_stride + token * h.token_stride;
         for (int64_t head = 0; head < h.heads; ++head) {
-          turn_head<T>(in + head * h.head_stride, out + (i * h.heads + head) * dim, angles, half,
-                       dim, interleaved);
+          rotate_head<T>(in + head * h.head_stride, out + (i * h.heads + head) * dim, angles, half,
+                         dim, pairs);
         }
       };
-      turn_heads(r.q, outs[0]);
-      if (r.k) turn_heads(*r.k, outs[1]);
+      rotate_heads(r.q, outs[0]);
+      if (r.k) rotate_heads(*r.k, outs[1]);
     }
   });
 }
 
-static std::tuple<Tensor, Tensor> turn(const Tensor& q, const std::optional<Tensor>& k,
-                                       const Tensor& cos, const Tensor& sin,
-                                       const std::optional<Tensor>& positions, bool interleaved,
-                                       bool back) {
+static std::tuple<Tensor, Tensor> rotate(const Tensor& q, const std::optional<Tensor>& k,
+                                         const Tensor& cos, const Tensor& sin,
+                                         const std::optional<Tensor>& positions, bool interleaved,
+                                         Rotation rotation) {
   const Rope r = as_rope(q, k, cos, sin, positions);
+  const Pairs pairs = pairs_of(interleaved);
   const int64_t none = 0;
   const Tensor q_out = empty(sizes(q), q);
   const Tensor k_out = k ? empty(sizes(*k), q) : empty({&none, 1}, q);
   if (r.tokens() * (r.q.heads + r.key_heads()) * r.q.dim == 0) return {q_out, k_out};
   dispatch(dtype_of(q), [&]<class T>(Type<T>) {
-    dtype_code(cos) == dtype_code(q) ? run<T, T>(r, q_out, k_out, interleaved, back)
-                                     : run<T, float>(r, q_out, k_out, interleaved, back);
+    dtype_code(cos) == dtype_code(q) ? rotate_tokens<T, T>(r, q_out, k_out, pairs, rotation)
+                                     : rotate_tokens<T, float>(r, q_out, k_out, pairs, rotation);
   });
   return {q_out, k_out};
 }
@@ -128,15 +132,15 @@ static std::tuple<Tensor, Tensor> turn(const Tensor& q, const std::optional<Tens
 std::tuple<Tensor, Tensor> rope_cpu(const Tensor& q, const std::optional<Tensor>& k,
                                     const Tensor& cos, const Tensor& sin,
                                     const std::optional<Tensor>& positions, bool interleaved) {
-  return turn(q, k, cos, sin, positions, interleaved, false);
+  return rotate(q, k, cos, sin, positions, interleaved, Rotation::forward);
 }
 
 std::tuple<Tensor, Tensor> rope_backward_cpu(const Tensor& grad_q, const Tensor& grad_k,
                                              const Tensor& cos, const Tensor& sin,
                                              const std::optional<Tensor>& positions,
                                              bool interleaved) {
-  return turn(grad_q, grad_k.dim() == 1 ? std::nullopt : std::optional(grad_k), cos, sin, positions,
-              interleaved, true);
+  return rotate(grad_q, grad_k.dim() == 1 ? std::nullopt : std::optional(grad_k), cos, sin,
+                positions, interleaved, Rotation::inverse);
 }
 
 OPFORGE_IMPL(rope, rope_cpu)

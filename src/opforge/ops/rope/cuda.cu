@@ -17,8 +17,8 @@ static bool takes_vectors(const RopeSide<T>& s) {
 }
 
 template <class T, class C, class Index>
-static void run(const Rope& r, const Tensor& q_out, const Tensor& k_out, bool interleaved,
-                bool back, cudaStream_t stream) {
+static void launch_rotation(const Rope& r, const Tensor& q_out, const Tensor& k_out, Pairs pairs,
+                            Rotation rotation, cudaStream_t stream) {
   RopeParams<T, C, Index> p;
   p.q = side<T>(r.q, q_out);
   p.k = r.k ? side<T>(*r.k, k_out) : RopeSide<T>{};
@@ -30,17 +30,18 @@ static void run(const Rope& r, const Tensor& q_out, const Tensor& k_out, bool in
   p.half = int(r.half());
   p.dim = int(r.q.dim);
   p.positions = r.position_data();
-  p.position_batch = r.batch_stride;
-  p.position_token = r.token_stride;
-  p.interleaved = interleaved;
-  p.back = back;
+  p.position_batch_stride = r.position_batch_stride;
+  p.position_token_stride = r.position_token_stride;
+  p.interleaved = pairs == Pairs::interleaved;
+  p.inverse = rotation == Rotation::inverse;
   const Tuning chosen = tuning;
-  constexpr int step = std::min(kVec<T>, kVec<C>);
+  constexpr int step = std::min(kVec<T>, kVec<C>);  // what read_table() loads at once
   const bool tables = misalignment(p.cos) == 0 && misalignment(p.sin) == 0 &&
                       p.cos_stride % step == 0 && p.sin_stride % step == 0;
   const bool vectors = chosen.vec != 1 && tables && takes_vectors(p.q) && takes_vectors(p.k) &&
                        p.dim % kVec<T> == 0 && p.half % kVec<T> == 0;
   const int64_t width = vectors ? kVec<T> : 1;
+  // Of a head: half / width of pairs, and (dim - 2 half) / width that copy.
   const int64_t slots = (p.dim - p.half) / width, heads = r.q.heads + r.key_heads();
   const int64_t count = r.tokens() * heads * slots;
   p.slots = Divider<Index>(slots);
@@ -48,17 +49,18 @@ static void run(const Rope& r, const Tensor& q_out, const Tensor& k_out, bool in
   p.seq = Divider<Index>(r.q.seq);
   p.count = Index(count);
   // unreached: only opforge.launch_config sets a block
-  const int block = chosen.block ? std::min(chosen.block, kRopeBlock) : 256;
-  launch(vectors ? rope<kVec<T>, T, C, Index> : rope<1, T, C, Index>,
+  const int block = chosen.block ? std::min(chosen.block, kMaxRopeBlock) : 256;
+  launch(vectors ? rotate_slots<kVec<T>, T, C, Index> : rotate_slots<1, T, C, Index>,
          {dim3(unsigned(ceil_div(count, block))), dim3(block), stream}, p);
 }
 
-static std::tuple<Tensor, Tensor> turn(const Tensor& q, const std::optional<Tensor>& k,
-                                       const Tensor& cos, const Tensor& sin,
-                                       const std::optional<Tensor>& positions, bool interleaved,
-                                       bool back) {
+static std::tuple<Tensor, Tensor> rotate(const Tensor& q, const std::optional<Tensor>& k,
+                                         const Tensor& cos, const Tensor& sin,
+                                         const std::optional<Tensor>& positions, bool interleaved,
+                                         Rotation rotation) {
   const DeviceGuard guard(q.get_device_index());
   const Rope r = as_rope(q, k, cos, sin, positions);
+  const Pairs pairs = pairs_of(interleaved);
   const int64_t none = 0;
   const Tensor q_out = empty(sizes(q), q);
   const Tensor k_out = k ? empty(sizes(*k), q) : empty({&none, 1}, q);
@@ -68,11 +70,11 @@ static std::tuple<Tensor, Tensor> turn(const Tensor& q, const std::optional<Tens
                 "rope: more heads, or elements of a head, than 2^30");
   dispatch(dtype_of(q), [&]<class T>(Type<T>) {
     const auto with_table = [&]<class C>(Type<C>) {
-      // The last block may index past the end, so stay well below what 32 bits hold.
+      // The last block may index past the end, so stay well below the 2^31 of a 32-bit Divider.
       if (most < (int64_t(1) << 31) - (1 << 20)) {
-        run<T, C, uint32_t>(r, q_out, k_out, interleaved, back, current_stream(q));
+        launch_rotation<T, C, uint32_t>(r, q_out, k_out, pairs, rotation, current_stream(q));
       } else {
-        run<T, C, uint64_t>(r, q_out, k_out, interleaved, back, current_stream(q));
+        launch_rotation<T, C, uint64_t>(r, q_out, k_out, pairs, rotation, current_stream(q));
       }
     };
     dtype_code(cos) == dtype_code(q) ? with_table(Type<T>{}) : with_table(Type<float>{});
@@ -83,15 +85,15 @@ static std::tuple<Tensor, Tensor> turn(const Tensor& q, const std::optional<Tens
 std::tuple<Tensor, Tensor> rope_cuda(const Tensor& q, const std::optional<Tensor>& k,
                                      const Tensor& cos, const Tensor& sin,
                                      const std::optional<Tensor>& positions, bool interleaved) {
-  return turn(q, k, cos, sin, positions, interleaved, false);
+  return rotate(q, k, cos, sin, positions, interleaved, Rotation::forward);
 }
 
 std::tuple<Tensor, Tensor> rope_backward_cuda(const Tensor& grad_q, const Tensor& grad_k,
                                               const Tensor& cos, const Tensor& sin,
                                               const std::optional<Tensor>& positions,
                                               bool interleaved) {
-  return turn(grad_q, grad_k.dim() == 1 ? std::nullopt : std::optional(grad_k), cos, sin, positions,
-              interleaved, true);
+  return rotate(grad_q, grad_k.dim() == 1 ? std::nullopt : std::optional(grad_k), cos, sin,
+                positions, interleaved, Rotation::inverse);
 }
 
 OPFORGE_IMPL(rope, rope_cuda)

@@ -6,9 +6,9 @@
 
 namespace opforge {
 
-// (batch, seq, heads, dim), the elements of a head side by side.
+// (batch, seq, heads, dim), the elements of a head side by side. Batch: all dims before seq.
 struct Heads {
-  Tensor tensor;  // the tensor itself, or a copy where its batches have no common stride
+  Tensor tensor;  // the tensor itself, or a copy where its strides do not allow that
   int64_t batches = 1, seq = 0, heads = 0, dim = 0;
   int64_t batch_stride = 0, token_stride = 0, head_stride = 0;
 };
@@ -19,7 +19,7 @@ inline Heads as_heads(const Tensor& x) {
   const size_t n = size.size();
   Heads h{x, 1, size[n - 3], size[n - 2], size[n - 1], 0, stride[n - 3], stride[n - 2]};
   bool fits = h.dim <= 1 || stride[n - 1] == 1;
-  for (size_t d = n - 3; d-- > 0;) {
+  for (size_t d = n - 3; d-- > 0;) {  // merges the batch dims, from the innermost out
     if (size[d] == 1) continue;
     if (h.batches == 1) h.batch_stride = stride[d];
     fits = fits && stride[d] == h.batch_stride * h.batches;
@@ -35,12 +35,17 @@ inline Tensor as_table(const Tensor& x) {
   return x.size(1) <= 1 || x.stride(1) == 1 ? x : contiguous(x);
 }
 
+enum class Pairs { halves, interleaved };  // (j, j + half) or (2 j, 2 j + 1)
+enum class Rotation { forward, inverse };  // inverse: by the negative angles
+
+inline Pairs pairs_of(bool interleaved) { return interleaved ? Pairs::interleaved : Pairs::halves; }
+
 struct Rope {
   Heads q;
   std::optional<Heads> k;
   Tensor cos, sin;
   std::optional<Tensor> positions;
-  int64_t batch_stride = 0, token_stride = 0;  // of positions
+  int64_t position_batch_stride = 0, position_token_stride = 0;  // 0 where they repeat
 
   const int64_t* position_data() const { return positions ? data<int64_t>(*positions) : nullptr; }
   int64_t key_heads() const { return k ? k->heads : 0; }
@@ -75,16 +80,17 @@ inline Rope as_rope(const Tensor& q, const std::optional<Tensor>& k, const Tenso
   const auto shape = broadcast(size, tokens);
   OPFORGE_CHECK(std::equal(shape.begin(), shape.end(), tokens.begin(), tokens.end()),
                 "rope: positions do not broadcast to the tokens of q");
-  if (size.size() > 2 || (size.size() == 2 && q.dim() > 4)) {  // small beside q
+  // With several batch dims, positions may not have one stride for all. A copy is small beside q.
+  if (size.size() > 2 || (size.size() == 2 && q.dim() > 4)) {
     r.positions = expand_copy(*positions, tokens);
-    r.batch_stride = r.q.seq;
-    r.token_stride = 1;
+    r.position_batch_stride = r.q.seq;
+    r.position_token_stride = 1;
     return r;
   }
   const auto stride = strides(*positions);
   const size_t n = size.size();
-  if (n >= 1 && size[n - 1] > 1) r.token_stride = stride[n - 1];
-  if (n == 2 && size[0] > 1) r.batch_stride = stride[0];
+  if (n >= 1 && size[n - 1] > 1) r.position_token_stride = stride[n - 1];
+  if (n == 2 && size[0] > 1) r.position_batch_stride = stride[0];
   return r;
 }
 

@@ -1,7 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// rope reads q and k and writes them: the floor is a copy. All heads of a token share a row of cos
-// and sin, which comes from the caches. A thread turns as many pairs as a 16-byte vector has
-// elements: two vectors in, two out.
+// rope rotates pairs of elements of q and k by the angle of their token and pair.
+//
+//   moves     reads q and k once and writes them once: the floor is a copy. All heads of a token
+//             share a row of cos and sin, which comes from the caches.
+//   computes  4 multiplications and 2 additions for a pair.
+//
+// The kernel runs over slots. A slot is what one thread owns: N pairs of one head of one token,
+// where N is the number of elements in a 16-byte vector. It loads two vectors, rotates element by
+// element, and stores both. No thread reads what another one wrote; there are no sums.
+//
+//   a head of q or k, half split: |  a a a a  |  b b b b  |  copied  |   (a, b) is a pair; drawn
+//                    interleaved: |  a b a b  |  a b a b  |  copied  |   for half = 4, and one
+//                                                                        slot of N = 4
+//
+// `half`, half of the rotary dim, is the number of pairs. The slots of a head are first those of
+// its pairs, half / N, then those that copy the dim - 2 half elements beyond the rotary dim, N
+// each. Where operands are not aligned, or N does not divide half and dim, slots have N = 1.
 #pragma once
 
 #include <opforge/core/index.h>
@@ -10,6 +24,7 @@
 
 namespace opforge {
 
+// q, or k.
 template <class T>
 struct RopeSide {
   const T* in;
@@ -21,19 +36,45 @@ struct RopeSide {
 template <class T, class C, class Index>
 struct RopeParams {
   RopeSide<T> q, k;
-  const C *cos, *sin;
+  const C *cos, *sin;              // (table_rows, half)
   int64_t cos_stride, sin_stride;  // of rows
   int64_t table_rows;
-  int half, dim;
+  int half, dim;             // pairs and elements of a head
   const int64_t* positions;  // or null: 0, 1, ...
-  int64_t position_batch, position_token;
-  // A head is so many slots: first the pairs, then what is copied.
-  Divider<Index> slots, heads, seq;
-  Index count;
-  bool interleaved, back;
+  int64_t position_batch_stride, position_token_stride;
+  Divider<Index> slots, heads, seq;  // slots of a head, heads of q and k together, tokens in seq
+  Index count;                       // of all slots
+  bool interleaved, inverse;         // inverse: by the negative angle, for the backward
 };
 
-// N numbers of a table, in vectors where they are longer than one.
+template <class T, class Index>
+struct Slot {
+  const T* in;  // the first element of the head
+  T* out;
+  Index batch;
+  int64_t in_seq;  // the token's index in its batch
+  int number;      // in its head
+};
+
+// Slot i of all: the slots of a head come one after the other, then the heads of a token, those of
+// q before those of k, then the tokens.
+template <class T, class C, class Index>
+__device__ __forceinline__ Slot<T, Index> find_slot(const RopeParams<T, C, Index>& p, Index i) {
+  const Index flat_head = p.slots.divide(i), token = p.heads.divide(flat_head);
+  const Index batch = p.seq.divide(token);
+  const int slot = int(i - flat_head * p.slots.divisor);
+  int head = int(flat_head - token * p.heads.divisor);
+  const int64_t in_seq = token - batch * p.seq.divisor;
+  const bool is_key = head >= p.q.heads;
+  const RopeSide<T>& side = is_key ? p.k : p.q;
+  head -= is_key ? p.q.heads : 0;
+  const T* in = side.in + int64_t(batch) * side.batch_stride + in_seq * side.token_stride +
+                head * side.head_stride;
+  T* out = side.out + (int64_t(token) * side.heads + head) * p.dim;
+  return {in, out, batch, in_seq, slot};
+}
+
+// N numbers of a table, in the vectors of its dtype, which may be shorter than N.
 template <int N, class A, class C>
 __device__ __forceinline__ void read_table(const C* from, A (&to)[N]) {
   constexpr int M = N < kVec<C> ? N : kVec<C>;
@@ -45,66 +86,65 @@ __device__ __forceinline__ void read_table(const C* from, A (&to)[N]) {
   }
 }
 
-template <class T, class A>
-__device__ __forceinline__ void turn(T& a, T& b, A cos, A sin) {
-  const A x = widen(a), y = widen(b);
-  a = narrow<T>(fma(x, cos, -(y * sin)));
-  b = narrow<T>(fma(y, cos, x * sin));
-}
-
-// Three blocks of 512 threads per multiprocessor: 40 registers. What is left to itself takes 48.
-constexpr int kRopeBlock = 512;
-
-template <int N, class T, class C, class Index>
-__global__ void __launch_bounds__(kRopeBlock, 3) rope(const RopeParams<T, C, Index> p) {
-  using A = compute_t<T>;
-  const Index i = Index(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= p.count) return;
-  const Index of_head = p.slots.divide(i), token = p.heads.divide(of_head);
-  const Index batch = p.seq.divide(token);
-  const int slot = int(i - of_head * p.slots.divisor);
-  int head = int(of_head - token * p.heads.divisor);
-  const int64_t in_seq = token - batch * p.seq.divisor;
-  const bool is_key = head >= p.q.heads;
-  const RopeSide<T>& side = is_key ? p.k : p.q;
-  head -= is_key ? p.q.heads : 0;
-  const T* in = side.in + int64_t(batch) * side.batch_stride + in_seq * side.token_stride +
-                head * side.head_stride;
-  T* out = side.out + (int64_t(token) * side.heads + head) * p.dim;
-
-  const int pair = slot * N;
-  if (pair >= p.half) {  // beyond the rotary dim
-    store<N>(out + p.half + pair, load<N>(in + p.half + pair));
-    return;
-  }
-  const int first = p.interleaved ? 2 * pair : pair;
-  const int second = p.interleaved ? first + N : pair + p.half;
-  Vec<T, N> low = load<N>(in + first), high = load<N>(in + second);
-  const int64_t position =
-      p.positions == nullptr
-          ? in_seq
-          : p.positions[int64_t(batch) * p.position_batch + in_seq * p.position_token];
+// cos and sin of a slot's pairs; NaN if its position is not in the tables.
+template <int N, class A, class T, class C, class Index>
+__device__ __forceinline__ void read_angles(const RopeParams<T, C, Index>& p,
+                                            const Slot<T, Index>& slot, int pair, A (&cos)[N],
+                                            A (&sin)[N]) {
+  const int64_t position = p.positions == nullptr
+                               ? slot.in_seq
+                               : p.positions[int64_t(slot.batch) * p.position_batch_stride +
+                                             slot.in_seq * p.position_token_stride];
   const bool valid = position >= 0 && position < p.table_rows;
   const int64_t row = valid ? position : 0;
-  A cos[N], sin[N];
   read_table<N>(p.cos + row * p.cos_stride + pair, cos);
   read_table<N>(p.sin + row * p.sin_stride + pair, sin);
   const A nan = A(__int_as_float(0x7fc00000));
 #pragma unroll
   for (int e = 0; e < N; ++e) {
-    cos[e] = valid ? cos[e] : nan;
-    sin[e] = p.back ? -sin[e] : sin[e];
+    cos[e] = valid ? cos[e] : nan;  // enough: both results of a pair take cos
+    sin[e] = p.inverse ? -sin[e] : sin[e];
   }
+}
+
+template <class T, class A>
+__device__ __forceinline__ void rotate_pair(T& a, T& b, A cos, A sin) {
+  const A x = widen(a), y = widen(b);
+  a = narrow<T>(fma(x, cos, -(y * sin)));
+  b = narrow<T>(fma(y, cos, x * sin));
+}
+
+// The most threads that a block may be set to; it has 256 by default. Three such blocks, or six of
+// 256, fit a multiprocessor at 40 registers a thread. Without the bound it takes 48.
+constexpr int kMaxRopeBlock = 512;
+
+template <int N, class T, class C, class Index>
+__global__ void __launch_bounds__(kMaxRopeBlock, 3) rotate_slots(const RopeParams<T, C, Index> p) {
+  using A = compute_t<T>;
+  const Index i = Index(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= p.count) return;
+  const Slot<T, Index> slot = find_slot(p, i);
+  const int pair = slot.number * N;  // the first of its N
+  if (pair >= p.half) {
+    // A slot that copies, from element 2 half + (pair - half) on: pairs take two elements each.
+    store<N>(slot.out + p.half + pair, load<N>(slot.in + p.half + pair));
+    return;
+  }
+  const int first = p.interleaved ? 2 * pair : pair;
+  const int second = p.interleaved ? first + N : pair + p.half;
+  Vec<T, N> low = load<N>(slot.in + first), high = load<N>(slot.in + second);
+  A cos[N], sin[N];
+  read_angles(p, slot, pair, cos, sin);
   if (p.interleaved) {
     const auto element = [&](int j) -> T& { return j < N ? low.value[j] : high.value[j - N]; };
 #pragma unroll
-    for (int e = 0; e < N; ++e) turn(element(2 * e), element(2 * e + 1), cos[e], sin[e]);
+    for (int e = 0; e < N; ++e) rotate_pair(element(2 * e), element(2 * e + 1), cos[e], sin[e]);
   } else {
 #pragma unroll
-    for (int e = 0; e < N; ++e) turn(low.value[e], high.value[e], cos[e], sin[e]);
+    for (int e = 0; e < N; ++e) rotate_pair(low.value[e], high.value[e], cos[e], sin[e]);
   }
-  store<N>(out + first, low);
-  store<N>(out + second, high);
+  store<N>(slot.out + first, low);
+  store<N>(slot.out + second, high);
 }
 
 }  // namespace opforge

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Forward reads x and writes y: the floor is a copy (bias stays in the caches). Backward reads grad
-// and y and writes grad_x: 1.5 copies; the bias gradient is summed on the way.
+// and y and writes grad_x: 1.5 copies; the bias gradient is summed on the way. Each computes three
+// operations for each element.
 #pragma once
 
 #include <opforge/algorithms/columns.cuh>

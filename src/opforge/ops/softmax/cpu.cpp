@@ -4,11 +4,11 @@
 namespace opforge {
 
 Tensor softmax_cpu(const Tensor& x, const std::optional<Tensor>& mask, double scale, bool causal) {
-  return softmax_forward<false>("softmax", x, mask, scale, causal);
+  return softmax_forward<Result::probabilities>("softmax", x, mask, scale, causal);
 }
 
 Tensor softmax_backward_cpu(const Tensor& grad_y, const Tensor& y, double scale, bool causal) {
-  return softmax_backward<false>("softmax", grad_y, y, scale, causal);
+  return softmax_backward<Result::probabilities>("softmax", grad_y, y, scale, causal);
 }
 
 OPFORGE_IMPL(softmax, softmax_cpu)

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/families/softmax/host.h>
-
-#include "kernel.cuh"
+#include <opforge/families/softmax/cuda_host.h>
 
 namespace opforge {
 
 Tensor softmax_cuda(const Tensor& x, const std::optional<Tensor>& mask, double scale, bool causal) {
-  return softmax_forward<false>("softmax", x, mask, scale, causal);
+  return softmax_forward<Result::probabilities>("softmax", x, mask, scale, causal);
 }
 
 Tensor softmax_backward_cuda(const Tensor& grad_y, const Tensor& y, double scale, bool causal) {
-  return softmax_backward<false>("softmax", grad_y, y, scale, causal);
+  return softmax_backward<Result::probabilities>("softmax", grad_y, y, scale, causal);
 }
 
 OPFORGE_IMPL(softmax, softmax_cuda)

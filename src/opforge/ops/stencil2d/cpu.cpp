@@ -2,7 +2,7 @@
 #include <opforge/cpu/sum.h>
 #include <opforge/host/split.h>
 
-#include "pixels.h"
+#include "check.h"
 
 namespace opforge {
 
@@ -25,16 +25,16 @@ struct Weights {
   }
 };
 
-// Three rows of an image, one below the other; those beyond the edges are stood in for.
+// Three rows of an image, one below the other; other rows stand in for those beyond the edges.
 template <class T>
 struct Rows {
   const T* row[3];
   int64_t width;
-  int boundary;
+  Boundary boundary;
   T fill;
 
   // `filled` is a row of `fill`.
-  Rows(const Image<T>& image, int64_t middle, int boundary, const T* filled)
+  Rows(const Image<T>& image, int64_t middle, Boundary boundary, const T* filled)
       : width(image.width), boundary(boundary), fill(*filled) {
     for (int i = 0; i < 3; ++i) {
       const int64_t r = stand_in(middle - 1 + i, image.height, boundary);
@@ -128,22 +128,10 @@ Image<T> plane_of(const SplitView& s, int64_t plane) {
   return {data<T>(s.tensor) + plane * s.outer_stride, s.length_stride, s.length, s.inner};
 }
 
-void check(const Tensor& x, const Tensor& weight, int64_t boundary) {
-  OPFORGE_CHECK(x.dim() >= 2, "stencil2d: x must have at least two dims");
-  OPFORGE_CHECK(weight.dim() == 1 && (weight.size(0) == 5 || weight.size(0) == 9),
-                "stencil2d: weight must have 5 or 9 values");
-  OPFORGE_CHECK(dtype_code(weight) == dtype_code(x) || dtype_of(weight) == DType::f32,
-                "stencil2d: weight must have the dtype of x, or float32");
-  OPFORGE_CHECK(boundary >= kConstant && boundary <= kPeriodic, "stencil2d: boundary ", boundary,
-                " is unknown");
-  OPFORGE_CHECK(boundary != kReflect || (x.size(x.dim() - 2) > 1 && x.size(x.dim() - 1) > 1),
-                "stencil2d: boundary 'reflect' needs two rows and two columns of x");
-}
-
 }  // namespace
 
 Tensor stencil2d_cpu(const Tensor& x, const Tensor& weight, int64_t boundary, double fill) {
-  check(x, weight, boundary);
+  const Boundary kind = checked(x, weight, boundary);
   const Tensor y = empty(sizes(x), x);
   if (x.numel() == 0) return y;
   const SplitView s = split_at(x, x.dim() - 2);
@@ -156,7 +144,7 @@ Tensor stencil2d_cpu(const Tensor& x, const Tensor& weight, int64_t boundary, do
       over_rows(s, [&](int64_t, int64_t plane, int64_t row, int64_t last) {
         const Image<T> image = plane_of<T>(s, plane);
         for (; row < last; ++row) {
-          const Rows<T> rows(image, row, int(boundary), filled.data());
+          const Rows<T> rows(image, row, kind, filled.data());
           stencil_row<count>(rows, w.value, out + (plane * s.length + row) * s.inner);
         }
       });
@@ -168,7 +156,7 @@ Tensor stencil2d_cpu(const Tensor& x, const Tensor& weight, int64_t boundary, do
 std::tuple<Tensor, Tensor> stencil2d_backward_cpu(const Tensor& grad_y, const Tensor& x,
                                                   const Tensor& weight, int64_t boundary,
                                                   double fill, bool needs_x, bool needs_weight) {
-  check(x, weight, boundary);
+  const Boundary kind = checked(x, weight, boundary);
   OPFORGE_CHECK(same_shape(grad_y, x) && dtype_code(grad_y) == dtype_code(x),
                 "stencil2d_backward: grad_y and x differ in shape or dtype");
   const int64_t none = 0;
@@ -183,8 +171,8 @@ std::tuple<Tensor, Tensor> stencil2d_backward_cpu(const Tensor& grad_y, const Te
   const bool own_dtype = dtype_code(weight) == dtype_code(x);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
     const Weights<T> w(weight, own_dtype);
-    compute_t<T> turned[9];
-    for (int i = 0; i < 9; ++i) turned[i] = w.value[8 - i];
+    compute_t<T> flipped[9];
+    for (int i = 0; i < 9; ++i) flipped[i] = w.value[8 - i];
     const std::vector<T> filled(size_t(s.inner), narrow<T>(compute_t<T>(fill)));
     T* const out = needs_x ? mutable_data<T>(grad_x) : nullptr;
     prefer_huge_pages(out, grad_x.numel() * int64_t(sizeof(T)));
@@ -195,7 +183,7 @@ std::tuple<Tensor, Tensor> stencil2d_backward_cpu(const Tensor& grad_y, const Te
         const Image<T> image = plane_of<T>(s, plane), grad = plane_of<T>(g, plane);
         for (; row < last; ++row) {
           if (needs_weight) {
-            const Rows<T> rows(image, row, int(boundary), filled.data());
+            const Rows<T> rows(image, row, kind, filled.data());
             weight_row<count>(rows, grad.data + row * grad.row_stride, sums[task]);
           }
           if (!needs_x) continue;
@@ -203,14 +191,14 @@ std::tuple<Tensor, Tensor> stencil2d_backward_cpu(const Tensor& grad_y, const Te
           const bool edge_row = row < kEdge || row >= s.length - kEdge;
           const auto edge = [&](int64_t from, int64_t end) {
             for (int64_t j = from; j < end; ++j) {
-              to[j] = narrow<T>(gradient_at_edge(grad, w.value, w.count, int(boundary), row, j));
+              to[j] = narrow<T>(gradient_at_edge(grad, w.value, w.count, kind, row, j));
             }
           };
           if (edge_row || s.inner <= 2 * kEdge) {
             edge(0, s.inner);
             continue;
           }
-          stencil_row<count>(Rows<T>(grad, row, kReplicate, filled.data()), turned, to);
+          stencil_row<count>(Rows<T>(grad, row, Boundary::replicate, filled.data()), flipped, to);
           edge(0, kEdge);
           edge(s.inner - kEdge, s.inner);
         }

@@ -1,27 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/host/split.h>
 
+#include "check.h"
 #include "kernel.cuh"
 
 namespace opforge {
 
 namespace {
 
-void check(const Tensor& x, const Tensor& weight, int64_t boundary) {
-  OPFORGE_CHECK(same_device(x, weight), "stencil2d: x and weight are on different devices");
-  OPFORGE_CHECK(x.dim() >= 2, "stencil2d: x must have at least two dims");
-  OPFORGE_CHECK(weight.dim() == 1 && (weight.size(0) == 5 || weight.size(0) == 9),
-                "stencil2d: weight must have 5 or 9 values");
-  OPFORGE_CHECK(dtype_code(weight) == dtype_code(x) || dtype_of(weight) == DType::f32,
-                "stencil2d: weight must have the dtype of x, or float32");
-  OPFORGE_CHECK(boundary >= kConstant && boundary <= kPeriodic, "stencil2d: boundary ", boundary,
-                " is unknown");
-  OPFORGE_CHECK(boundary != kReflect || (x.size(x.dim() - 2) > 1 && x.size(x.dim() - 1) > 1),
-                "stencil2d: boundary 'reflect' needs two rows and two columns of x");
-}
-
 template <class T>
-StencilParams<T> params(const SplitView& x, const Tensor& weight, int64_t boundary, double fill) {
+StencilParams<T> params(const SplitView& x, const Tensor& weight, Boundary boundary, double fill) {
   StencilParams<T> p = {};
   p.x = data<T>(x.tensor);
   p.x_plane = x.outer_stride;
@@ -32,7 +20,7 @@ StencilParams<T> params(const SplitView& x, const Tensor& weight, int64_t bounda
   p.weight = own_dtype ? data<T>(weight) : nullptr;
   p.weight32 = own_dtype ? nullptr : data<float>(weight);
   p.weight_stride = strides(weight)[0];
-  p.boundary = int(boundary);
+  p.boundary = boundary;
   p.fill = fill;
   return p;
 }
@@ -77,13 +65,13 @@ void with_tile(StencilParams<T>& p, const Tensor& weight, int64_t planes, bool v
 }  // namespace
 
 Tensor stencil2d_cuda(const Tensor& x, const Tensor& weight, int64_t boundary, double fill) {
-  check(x, weight, boundary);
+  const Boundary kind = checked(x, weight, boundary);
   const DeviceGuard guard(x.get_device_index());
   const Tensor y = empty(sizes(x), x);
   if (x.numel() == 0) return y;
   const SplitView image = split_at(x, x.dim() - 2);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
-    StencilParams<T> p = params<T>(image, weight, boundary, fill);
+    StencilParams<T> p = params<T>(image, weight, kind, fill);
     p.out = mutable_data<T>(y);
     with_tile(p, weight, image.outer, aligned<T>(image),
               [&]<class Tile, int N>(Type<Tile>, Count<N>, int64_t tiles) {
@@ -97,7 +85,7 @@ Tensor stencil2d_cuda(const Tensor& x, const Tensor& weight, int64_t boundary, d
 std::tuple<Tensor, Tensor> stencil2d_backward_cuda(const Tensor& grad_y, const Tensor& x,
                                                    const Tensor& weight, int64_t boundary,
                                                    double fill, bool needs_x, bool needs_weight) {
-  check(x, weight, boundary);
+  const Boundary kind = checked(x, weight, boundary);
   OPFORGE_CHECK(
       same_device(grad_y, x) && same_shape(grad_y, x) && dtype_code(grad_y) == dtype_code(x),
       "stencil2d_backward: grad_y and x differ in device, shape or dtype");
@@ -116,7 +104,7 @@ std::tuple<Tensor, Tensor> stencil2d_backward_cuda(const Tensor& grad_y, const T
   const cudaStream_t stream = current_stream(x);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
     using A = compute_t<T>;
-    StencilParams<T> p = params<T>(image, weight, boundary, fill);
+    StencilParams<T> p = params<T>(image, weight, kind, fill);
     p.grad = data<T>(grad.tensor);
     p.grad_plane = grad.outer_stride;
     p.grad_row = grad.length_stride;

@@ -8,15 +8,15 @@
 
 namespace opforge {
 
-enum Boundary : int { kConstant, kReplicate, kReflect, kPeriodic };
+enum class Boundary : int { constant, replicate, reflect, periodic };
 
 // The row (or column) that stands in for i, which may be beyond the first or the last of n; -1:
 // none does.
-OPFORGE_HOST_DEVICE int64_t stand_in(int64_t i, int64_t n, int boundary) {
+OPFORGE_HOST_DEVICE int64_t stand_in(int64_t i, int64_t n, Boundary boundary) {
   if (i >= 0 && i < n) return i;
-  if (boundary == kReplicate) return i < 0 ? 0 : n - 1;
-  if (boundary == kReflect) return i < 0 ? 1 : n - 2;
-  if (boundary == kPeriodic) return i < 0 ? n - 1 : 0;
+  if (boundary == Boundary::replicate) return i < 0 ? 0 : n - 1;
+  if (boundary == Boundary::reflect) return i < 0 ? 1 : n - 2;
+  if (boundary == Boundary::periodic) return i < 0 ? n - 1 : 0;
   return -1;
 }
 
@@ -45,7 +45,7 @@ struct Image {
 // of them gets what its neighbours inside of the image pass back.
 template <class T, class A>
 OPFORGE_HOST_DEVICE A gradient_at_edge(const Image<T>& grad, const A (&weight)[9], int count,
-                                       int boundary, int64_t row, int64_t col) {
+                                       Boundary boundary, int64_t row, int64_t col) {
   A sum = 0;
   for (int i = 0; i < 9; ++i) {
     const int64_t r = i / 3 == 0 ? row : i / 3 == 1 ? -1 : grad.height;

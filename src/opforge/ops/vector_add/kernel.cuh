@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// vector_add reads two tensors and writes one: its floor is a copy of those bytes.
+// vector_add reads two tensors and writes one: its floor is a copy of those bytes. It computes one
+// addition for each element.
 #pragma once
 
 #include <opforge/algorithms/elementwise.cuh>

@@ -19,6 +19,7 @@
 #include <opforge/core/vec.h>
 
 #include <algorithm>
+#include <concepts>
 #include <numeric>
 #include <type_traits>
 
@@ -30,7 +31,7 @@ struct ColumnParams {
   int chunks;           // row chunks per class
   int64_t batches;      // matrices
   int sector;           // elements in a sector (1: alignment does not matter)
-  int base;             // elements by which row 0 lies past a sector boundary
+  int base;             // elements by which row 0 is past a sector boundary
   int row_shift;        // and by which each further row adds to that
   int tile;             // threads across the columns: a power of two
   int height;           // and stacked, likewise
@@ -59,14 +60,8 @@ template <class Visitor>
   requires requires { Visitor::kRowsAtOnce; }
 constexpr int kRowsAtOnce<Visitor> = Visitor::kRowsAtOnce;
 
-// A visitor has: using Element; kBlocks, the blocks that should fit a multiprocessor at once;
-//   optionally kRowsAtOnce, the rows a thread has in flight, if the registers do not hold four;
-//   struct Cursor, the operands' addresses in one row;
-//   Cursor start(batch, row, col), Cursor skip(Cursor, rows);
-//   template <int N> struct Loaded; Loaded<N> load<N, Whole>(Cursor, Span);
-//   void use<N, Whole>(Cursor, Span, Loaded<N>, accumulator (&sum)[N]).
-// It may have bind<N>(Span), a visitor for a thread's columns, which keeps what belongs to them in
-// registers: a bias.
+// A visitor that needs something for each of its columns (a bias) has bind<N>(Span). It returns a
+// visitor for a thread's columns, which keeps that in registers.
 template <int N, class Visitor>
 __device__ __forceinline__ decltype(auto) bound_visitor(const Visitor& visitor, const Span& span) {
   if constexpr (requires { visitor.template bind<N>(span); }) {
@@ -75,6 +70,55 @@ __device__ __forceinline__ decltype(auto) bound_visitor(const Visitor& visitor, 
     return (visitor);
   }
 }
+
+// What a visitor offers. kBlocks are the blocks that should fit a multiprocessor at once;
+// kRowsAtOnce, optional, the rows a thread has in flight if the registers do not hold four. load()
+// only loads: all loads of a trip are under way before the first use(). Whole: all N columns exist,
+// not only those from span.lo to span.hi. The sums of squares of the columns, for example:
+//
+//   template <class T>
+//   struct Squares {
+//     using Element = T;
+//     static constexpr int kBlocks = 2;
+//     Matrix<const T> x;
+//
+//     struct Cursor { const T* x; };                    // addresses in one row
+//     template <int N> struct Loaded { Vec<T, N> x; };  // what a thread loads of it
+//
+//     __device__ Cursor start(int64_t batch, int64_t row, int64_t col) const {
+//       return {x.at(row, col)};
+//     }
+//     __device__ Cursor skip(const Cursor& c, int64_t rows) const {
+//       return {c.x + rows * x.row_stride};
+//     }
+//     template <int N, bool Whole>
+//     __device__ Loaded<N> load(const Cursor& c, const Span& span) const {
+//       Loaded<N> in;
+//       for (int e = span.lo; e < span.hi; ++e) in.x.value[e] = c.x[e];
+//       return in;
+//     }
+//     template <int N, bool Whole>
+//     __device__ void use(const Cursor&, const Span& span, const Loaded<N>& in,
+//                         compute_t<T> (&sum)[N]) const {
+//       for (int e = span.lo; e < span.hi; ++e) {
+//         const auto v = widen(in.x.value[e]);
+//         sum[e] += v * v;
+//       }
+//     }
+//   };
+template <class V, int N>
+concept ColumnVisitor = requires(const V& visitor, const typename V::Cursor& cursor,
+                                 const Span& span, const typename V::template Loaded<N>& loaded,
+                                 compute_t<typename V::Element> (&sum)[N], int64_t i) {
+  { V::kBlocks } -> std::convertible_to<int>;
+  { visitor.start(i, i, i) } -> std::same_as<typename V::Cursor>;
+  { visitor.skip(cursor, i) } -> std::same_as<typename V::Cursor>;
+  { visitor.template load<N, true>(cursor, span) } -> std::same_as<typename V::template Loaded<N>>;
+  // What bind() returns is not looked into: nvcc leaves device functions without a body on the
+  // host.
+  requires requires { visitor.template bind<N>(span); } ||
+               requires { visitor.template use<N, true>(cursor, span, loaded, sum); };
+};
 
 template <int N, class Visitor>
 __global__ void __launch_bounds__(kColumnThreads, Visitor::kBlocks)
@@ -190,7 +234,7 @@ __global__ void __launch_bounds__(1024)
 }
 
 // Measured on an H200 over tiles of 32 to 256 threads, 1 to 16 blocks per multiprocessor, and rows
-// dealt out in turn or in runs: wide tiles and many blocks lose up to a third.
+// dealt out one by one or in runs: wide tiles and many blocks lose up to a third.
 constexpr int kColumnTile = 32, kColumnWaves = 2;
 
 // The split of the work: from the shape and the number of multiprocessors alone. All operands are
@@ -244,6 +288,7 @@ void with_vectors(std::initializer_list<Matrix<const T>> operands, const Run& ru
 }
 
 template <int N, class Visitor>
+  requires ColumnVisitor<Visitor, N>
 void sum_columns(const ColumnParams& p, const Visitor& visitor,
                  compute_t<typename Visitor::Element>* partial, typename Visitor::Element* out,
                  cudaStream_t stream) {

@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <utility>
 
 namespace opforge {
@@ -231,10 +232,52 @@ void elementwise_indexed(const Layout<Inputs + 1>& layout, T* out,
 
 }  // namespace detail
 
-// `layout` has the output as operand 0, dense; `f` takes and returns the compute type. An f that
-// has to know which elements it gets has at<N>(first) instead, called once per N neighbours in
-// memory; what that returns is called with 0 to N - 1 before the values.
+namespace detail {
+
+template <class F, class A, size_t... K>
+constexpr bool takes_values(std::index_sequence<K...>) {
+  return requires(const F& f, A x) {
+    { f((void(K), x)...) } -> std::convertible_to<A>;
+  };
+}
+
+// As above, for what f.at<N>(first) returns.
+template <class F, class A, size_t... K>
+constexpr bool takes_places(std::index_sequence<K...>) {
+  return requires(const F& f, A x) {
+    { f.template at<1>(int64_t())(0, (void(K), x)...) } -> std::convertible_to<A>;
+  };
+}
+
+}  // namespace detail
+
+// A function of one element of each input, in the type they are computed in:
+//
+//   struct Add {
+//     template <class A>
+//     __device__ A operator()(A a, A b) const { return a + b; }
+//   };
+//
+// Or one that has to know which elements it gets. Its at<N>(first) is called once for N neighbours
+// in memory, and what that returns with 0 to N - 1 before the values:
+//
+//   struct Index {
+//     struct At {
+//       int64_t first;
+//       template <class A>
+//       __device__ A operator()(int e, A) const { return A(first + e); }
+//     };
+//     template <int N>
+//     __device__ At at(int64_t first) const { return {first}; }
+//   };
+template <class F, class T, int Inputs>
+concept ElementFunction =
+    detail::takes_values<F, compute_t<T>>(std::make_index_sequence<Inputs>{}) ||
+    detail::takes_places<F, compute_t<T>>(std::make_index_sequence<Inputs>{});
+
+// `layout` has the output as operand 0, dense.
 template <class T, int Inputs, class F>
+  requires ElementFunction<F, T, Inputs>
 void elementwise(const Layout<Inputs + 1>& layout, T* out, const std::array<const T*, Inputs>& in,
                  const F& f, cudaStream_t stream) {
   if (layout.count() == 0) return;

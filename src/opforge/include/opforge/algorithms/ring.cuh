@@ -3,8 +3,8 @@
 // copies while the others work on earlier ones. Includes no torch header.
 //
 // Copies go by 16 bytes from 16-byte boundaries. A row that begins between two of them is fetched
-// with a few bytes before and behind it, and lies as far off the boundary in shared memory as it
-// does outside. Only where that would reach past the end of a tensor are the last elements copied
+// with a few bytes before and behind it, and is as far off the boundary in shared memory as it
+// is outside. Only where that would reach past the end of a tensor are the last elements copied
 // one by one.
 #pragma once
 
@@ -20,7 +20,8 @@ constexpr int kMaxStages = 8;
 // H200.
 inline int64_t ring_room() { return std::min<int64_t>(200 << 10, most_shared() - (16 << 10)); }
 
-// Of rows that begin alike, see families/norm/backward.cuh: a power of two.
+// Rows that begin as far from a 16-byte boundary are one class. How many classes rows of so many
+// columns have: a power of two; row r is of class r % classes.
 template <class T>
 int classes_of(int64_t cols) {
   int classes = 1;

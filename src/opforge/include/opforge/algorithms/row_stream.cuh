@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Many long rows, each read once and written once, as norms do. Includes no torch header.
 //
-// As in families/norm/backward.cuh, a cluster of blocks, one to a multiprocessor, stays for the
-// whole kernel and takes tiles of rows from a ring. A thread has the same columns in every row of a
-// class; while the total of a tile is under way it works on others.
+//   cluster   one block to a multiprocessor, for the whole kernel; takes tiles of rows
+//   block     has its columns of every row, in a ring that a warp of its own fills
+//   thread    has the same columns in every row of a class, see classes_of(); while the total of a
+//             tile is under way it works on others
 //
-// What does not exist is not branched around: rows past the last and vectors past the end of a row
+// There is no branch for what does not exist: rows past the last and vectors past the end of a row
 // are read from where there is something, and count for nothing.
 #pragma once
 
@@ -16,32 +17,31 @@ namespace opforge {
 constexpr int kStreamThreads = 512;  // of a block, and a warp that fills the ring
 constexpr int kStreamColumns = 16;   // of a thread
 template <class T>
-constexpr int kStreamRows = 4 / sizeof(T);  // of a thread in a tile: what a turn costs is shared
+constexpr int kStreamRows = 4 / sizeof(T);  // of a thread in a tile, to share its overhead
 // With fewer tiles to a cluster map_rows is as good: they do not make up for a ring that fills and
 // drains.
-constexpr int kStreamTurns = 4;
+constexpr int kStreamTiles = 4;
 
 template <class T>
 struct RowStream {
   RowPlan plan;
   RingParams<T, 1> ring;
   T* y;
-  int classes;  // of rows that begin alike, see families/norm/backward.cuh
+  int classes;  // see classes_of()
   int tiles_of_class;
   int parts;             // clusters that share the tiles
   int jump;              // rows from a tile of a cluster to the next
   int64_t step, across;  // elements of y from one to the next, and between rows of a tile
 };
 
-// The tiles of a cluster, dealt as in families/norm/backward.cuh: in turn, or in runs if there are
-// classes.
+// The tiles of a cluster: without classes the clusters take them in turn, else a run of them each.
 template <class T, bool Ragged>
 class StreamTiles {
  public:
   static constexpr int R = kStreamRows<T>;
   const int64_t first_col;  // of the block
   const int width;
-  int turns;  // how many tiles there are in this class, if any; all have a first row
+  int count;  // of tiles in this class, if any; all have a first row
 
   __device__ __forceinline__ explicit StreamTiles(const RowStream<T>& p)
       : first_col(int64_t(cluster_rank()) * p.ring.width),
@@ -62,10 +62,10 @@ class StreamTiles {
     const auto tiles_from = [&](int row) {
       return max(int(p_.plan.rows) - row + p_.jump - 1, 0) / p_.jump;
     };
-    turns = Ragged ? min(until - tile_, tiles_from(first_row_)) : tiles_from(first_row_);
+    count = Ragged ? min(until - tile_, tiles_from(first_row_)) : tiles_from(first_row_);
     tile_ = until;
 #pragma unroll
-    for (int r = 0; r < R; ++r) count_[r] = r == 0 ? turns : min(turns, tiles_from(row(r, 0)));
+    for (int r = 0; r < R; ++r) count_[r] = r == 0 ? count : min(count, tiles_from(row(r, 0)));
     lead_ = Ragged ? misalignment(start()) * int(sizeof(T)) : 0;
     return true;
   }
@@ -109,7 +109,7 @@ bool plan_stream(int64_t rows, int64_t cols, bool ragged, int used, RowStream<T>
   ring.rows = rows;
   ring.step = p.classes;
   ring.height = kStreamRows<T>;
-  if (rows < int64_t(kStreamTurns) * ring.height * p.parts) return false;
+  if (rows < int64_t(kStreamTiles) * ring.height * p.parts) return false;
   p.tiles_of_class = int(ceil_div(ceil_div(rows, int64_t(p.classes)), int64_t(ring.height)));
   // Whole vectors to every block, so that all of them are aligned alike.
   constexpr int64_t kMargins = 2 * kVec<T>;

@@ -1,24 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// Totals of rows on their way between warps and blocks: a thread puts in its part of a row, goes on
-// with the next row and gets the total of the first when it is there. Includes no torch header.
+// Totals of rows on their way between warps and blocks. Includes no torch header.
+//
+//   put(own, i)   a thread puts in what it has found of row i, and goes on with row i + 1
+//   get(put, i)   waits until all parts of row i have come in, and adds them up
 #pragma once
 
 #include <opforge/core/async.h>
 #include <opforge/core/cluster.h>
 #include <opforge/core/reduce.h>
 
+#include <opforge/algorithms/row_visitor.cuh>
+
 namespace opforge {
 
-// Of rows that lie in `group` threads of `cluster` blocks each. Totals are combined by +=, of which
-// the order does not matter to the bits, and Total() changes nothing.
-template <class Total, int MaxWarps, int MaxCluster>
+// Of rows that `group` threads in each of `cluster` blocks share.
+template <RowTotal Total, int MaxWarps, int MaxCluster>
 class RowTotals {
-  // A thread that puts in turn t + 4 has got turn t + 2, for which all warps put in theirs, after
-  // they had got turn t: nobody reads it any more.
-  static constexpr int kTurns = 4;
+  // A thread that puts in round t + 4 has got round t + 2, for which all warps put in theirs, after
+  // they had got round t: nobody reads it any more.
+  static constexpr int kRounds = 4;
   struct Shared {
-    Total parts[kTurns][MaxWarps * MaxCluster];
-    Barrier barrier[kTurns];
+    Total parts[kRounds][MaxWarps * MaxCluster];
+    Barrier barrier[kRounds];
   };
 
  public:
@@ -36,15 +39,15 @@ class RowTotals {
     }
   }
 
-  // Turns count from 0 and are the same in all threads. get() wants what put() returned, and the
-  // turn after it has been put in.
-  __device__ __forceinline__ Total put(const Total& own, unsigned turn) {
+  // Rounds count from 0 and are the same in all threads. get() wants what put() returned, and the
+  // round after it has been put in.
+  __device__ __forceinline__ Total put(const Total& own, unsigned round) {
     if (group_ < kWarp) return warp_total(own, group_);
     const Total total = warp_total(own);
     if (group_ == kWarp && cluster_ == 1) return total;
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = group_ / kWarp;
-    Barrier& barrier = shared_.barrier[turn % kTurns];
-    Total* const parts = shared_.parts[turn % kTurns];
+    Barrier& barrier = shared_.barrier[round % kRounds];
+    Total* const parts = shared_.parts[round % kRounds];
     if (cluster_ == 1) {
       if (lane == 0) {
         parts[warp] = total;
@@ -52,16 +55,17 @@ class RowTotals {
       }
     } else {
       if (threadIdx.x == 0) arrive_expecting(barrier, uint32_t(warps * cluster_ * sizeof(Total)));
-      __syncwarp();  // what a warp sends also tells that all of its lanes are done with older turns
+      __syncwarp();  // what a warp sends also tells that all of its lanes are done with older
+                     // rounds
       if (lane < cluster_) send(total, parts[cluster_rank() * warps + warp], barrier, lane);
     }
     return total;
   }
 
-  __device__ __forceinline__ Total get(const Total& put, unsigned turn) {
+  __device__ __forceinline__ Total get(const Total& put, unsigned round) {
     if (group_ <= kWarp && cluster_ == 1) return put;
-    wait(shared_.barrier[turn % kTurns], turn / kTurns % 2);
-    const Total* parts = shared_.parts[turn % kTurns];
+    wait(shared_.barrier[round % kRounds], round / kRounds % 2);
+    const Total* parts = shared_.parts[round % kRounds];
     Total total;
 #pragma unroll 1
     for (int i = from_; i < to_; i += kWarp) total += parts[i];

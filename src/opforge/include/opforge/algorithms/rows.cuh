@@ -2,11 +2,18 @@
 // One result per row of a matrix, and a new row from it: norms, softmax and their gradients.
 // Includes no torch header.
 //
-// Each row is read once and held in registers, two to eight 16-byte vectors to a thread, while its
-// threads agree on the total: a few lanes, a block, or the blocks of a cluster through each other's
-// shared memory, whatever the length takes. Only a row too long for eight blocks (before 9.0: for
-// one) is read again for every total and for its result. Blocks do one row each, and many are in
-// flight: memory is never idle while some of them add up. How many follows from the registers.
+//   row      belongs to a group of threads: some lanes of a warp, a block, or a cluster's blocks
+//   thread   loads its vectors of the row, two to eight, all before it uses the first: the row
+//            is read once and stays in registers
+//   warp     adds up what its threads have found, by shuffles
+//   block    its warps' totals meet in shared memory
+//   cluster  every warp sends its total to the shared memory of all blocks of the row
+//   thread   gets the total and writes the new row from its registers
+//
+// A block has one row, or several short ones, and is done: while some blocks add up, others load.
+// Only a row too long for the registers of eight blocks (before 9.0: of one) is read again for
+// every total and for its result. A visitor says what is loaded, added up and written; see
+// RowVisitor.
 //
 // Rows need not be aligned, only all operands alike: vectors begin at 16-byte boundaries of memory,
 // and the two ends of a row go by element.
@@ -20,39 +27,16 @@
 #include <opforge/core/vec.h>
 
 #include <algorithm>
+#include <opforge/algorithms/row_visitor.cuh>
 #include <type_traits>
 
 namespace opforge {
 
-constexpr int kHeld = 4;          // vectors of a row that a thread holds, usually
 constexpr int kRowThreads = 512;  // most of a block, before a row is spread over several
 constexpr int kRowBlock = 128;    // threads of a block of short rows
 constexpr int kMaxCluster = 8;
-constexpr int kManyRows = 64;  // with fewer a multiprocessor has no second one to work on
-constexpr int64_t kFewVectors = 1 << 18;  // of all rows: no multiprocessor has many threads
-
-// How a row is held: so many vectors to a thread (0: not at all), of a block of so many threads at
-// most; so many such blocks must have enough registers at once. Beside: vectors of what else a
-// result takes, loaded at once.
-template <int Vectors, int Threads, int Blocks, int Beside>
-struct Hold {
-  static constexpr int kVectors = Vectors, kThreads = Threads, kBlocks = Blocks, kBeside = Beside;
-};
-template <int Beside>
-using HoldUsual = Hold<kHeld, 576, 2, Beside>;
-using HoldNothing = Hold<0, 576, 2, 1>;
-// Half as much to a thread, and twice the threads: faster where there is little to do.
-using HoldLittle = Hold<2, 512, 3, 2>;
-
-// What a visitor chooses for rows of up to 1024 vectors (and if these are few), up to 1536, and for
-// many that are longer.
-template <class Short, class Middle = Short, class Long = Middle, class Few = Short>
-struct Holdings {
-  using OfShort = Short;
-  using OfFew = Few;
-  using OfMiddle = Middle;
-  using OfLong = Long;
-};
+constexpr int kManyRows = 64;  // with fewer, no multiprocessor has a second row to load meanwhile
+constexpr int64_t kFewVectors = 1 << 18;  // of all rows: too few to fill the multiprocessors
 
 // The rows of a tensor: the last dim is contiguous, the others are one or two dims with any
 // strides.
@@ -60,7 +44,7 @@ template <class T>
 struct Rows {
   T* data = nullptr;
   int64_t stride = 0, outer_stride = 0;
-  Divider<uint32_t> inner;  // rows until the outer dim steps; unused if that has one
+  Divider<uint32_t> inner;  // rows until the outer dim steps; without one, outer_stride is 0
 
   __device__ __forceinline__ T* at(int64_t row) const {
     if (outer_stride == 0) return data + row * stride;
@@ -80,19 +64,21 @@ struct RowPlan {
   unsigned blocks() const { return unsigned(ceil_div(rows, block / group) * cluster); }
 };
 
-// `width` is that of a vector; ragged rows need not begin or end with a whole one.
+// `width` is that of a vector; ragged rows need not begin or end with a whole one. A thread holds
+// up to `held` vectors, and a block has up to `most` threads.
 inline RowPlan plan_rows(int64_t rows, int64_t cols, int width, bool ragged, bool clusters,
                          int held = kHeld, int most = kRowThreads) {
-  RowPlan p{rows, cols, ragged ? 2 * width : 1, 1, kRowBlock, true};  // an element to a thread
+  // Ragged rows: a thread for each of the up to 2 (width - 1) elements of the two ends.
+  RowPlan p{rows, cols, ragged ? 2 * width : 1, 1, kRowBlock, true};
   const int64_t threads = ceil_div(ceil_div(cols, width), held);
   if (threads <= kWarp) {
     while (p.group < threads) p.group *= 2;
     return p;
   }
-  const auto warps = [&] { return ceil_div(ceil_div(threads, p.cluster), kWarp) * kWarp; };
-  while (clusters && p.cluster < kMaxCluster && warps() > most) p.cluster *= 2;
-  p.held = warps() <= most;
-  p.group = p.block = int(std::min<int64_t>(warps(), most));
+  const auto in_block = [&] { return ceil_div(ceil_div(threads, p.cluster), kWarp) * kWarp; };
+  while (clusters && p.cluster < kMaxCluster && in_block() > most) p.cluster *= 2;
+  p.held = in_block() <= most;
+  p.group = p.block = int(std::min<int64_t>(in_block(), most));
   return p;
 }
 
@@ -117,12 +103,13 @@ struct Place {
   }
 };
 
-// For rows that take a cluster: a barrier for totals on their way, of two turns.
+// For rows that take a cluster: what row_total() waits at for the totals of all warps. One for even
+// rounds, one for odd ones.
 struct RowBarriers {
   Barrier totals[2];
 };
 
-// Begins a kernel with rows; all threads call the two halves, as far apart as they like.
+// Begins a kernel with rows; all threads call both: await_rows() before the first row_total().
 __device__ __forceinline__ void arrive_rows(const RowPlan& p) {
   if (p.cluster == 1) return;
   if (threadIdx.x == 0) {
@@ -138,32 +125,31 @@ __device__ __forceinline__ void await_rows(const RowPlan& p) {
   if (p.cluster > 1) cluster_wait();
 }
 
-// Combines what the threads of a row have found; all of them get it. Totals are combined by +=, of
-// which the order does not matter to the bits, and Total() changes nothing. Who calls it again and
-// again counts the turns.
-template <class Total>
-__device__ __forceinline__ Total row_total(const RowPlan& p, Total total, int turn = 0) {
+// Combines what the threads of a row have found; all of them get it. Called again in a kernel, it
+// needs the number of calls before, `round`.
+template <RowTotal Total>
+__device__ __forceinline__ Total row_total(const RowPlan& p, Total total, int round = 0) {
   if (p.group < kWarp) return warp_total(total, p.group);
   total = warp_total(total);
   if (p.group == kWarp && p.cluster == 1) return total;
-  // Of two turns, so that those who are ahead do not write what the others still read.
+  // Rounds alternate, so that warps that are a round ahead do not write what others still read.
   struct Parts {
     Total of[2][kMaxCluster * kRowThreads / kWarp];
   };
-  Total(&parts)[kMaxCluster * kRowThreads / kWarp] = shared<Parts>().of[turn % 2];
+  Total(&parts)[kMaxCluster * kRowThreads / kWarp] = shared<Parts>().of[round % 2];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int warps = p.group / kWarp;  // all of the block's
   if (p.cluster == 1) {
     if (lane == 0) parts[warp] = total;
     __syncthreads();
   } else {
-    // A block that is a turn ahead has what this one sent in this turn, so it is at most one.
-    Barrier& barrier = shared<RowBarriers>().totals[turn % 2];
+    // A block cannot be two rounds ahead: to end a round it needs what this one sends in it.
+    Barrier& barrier = shared<RowBarriers>().totals[round % 2];
     const int all = warps * p.cluster;
     if (threadIdx.x == 0) arrive_expecting(barrier, uint32_t(all * sizeof(Total)));
-    __syncwarp();  // what a warp sends also tells that all of its lanes have read the last turn's
+    __syncwarp();  // what a warp sends also tells that all of its lanes have read the last round's
     if (lane < p.cluster) send(total, parts[cluster_rank() * warps + warp], barrier, lane);
-    wait(barrier, uint32_t(turn / 2 % 2));
+    wait(barrier, uint32_t(round / 2 % 2));
   }
   total = Total();
 #pragma unroll 1
@@ -172,7 +158,7 @@ __device__ __forceinline__ Total row_total(const RowPlan& p, Total total, int tu
 }
 
 // The columns of a row that begins at `start`: some before the first whole vector, the vectors, and
-// what is left. The row's threads take vectors in turn, and the first ones an end each.
+// what is left. The row's threads take one vector after the other, and the first ones an end each.
 template <int N>
 struct Columns {
   int head, ends;
@@ -198,41 +184,12 @@ struct Sum {
   __device__ __forceinline__ void operator+=(const Sum& other) { value += other.value; }
 };
 
-// For visitors of which no length of rows is special.
-struct HeldAsUsual {
-  template <bool Ragged>
-  using Holds = Holdings<HoldUsual<2>>;
-};
-
-// For visitors that take nothing but the row.
-struct Nothing {};
-struct NothingBeside {
-  template <int N, bool Ragged>
-  using Beside = Nothing;
-  template <int N, bool Ragged, class Cursor>
-  __device__ __forceinline__ Nothing load_beside(const Cursor&, int64_t) const {
-    return {};
-  }
-};
-
-// A visitor has: using Element;
-//   struct Cursor, where a row of each operand lies; Cursor start(row);
-//   const Element* first(Cursor), an operand by which all are aligned;
-//   template <int N> struct Loaded, N columns of the operands;
-//   Loaded<N> load<N>(Cursor, col), which does nothing else: all loads of a row are under way
-//   before the first is used; prepare(Cursor, col, Loaded<N>&, bool again), which may change them
-//   and write, again in a later pass over a row that is not held;
-//   Settled settle(Cursor, each, total), what follows from the row: each(f) calls f(Loaded<N>) for
-//   all that this thread has of it, total(Total) adds up over its threads, and may be called twice;
-//   void finish(Cursor, Settled), by one thread of the row;
-//   template <int N, bool Ragged> struct Beside, what else a result takes; Beside<N, Ragged>
-//   load_beside<N, Ragged>(Cursor, col); Packed<Element, N> result(Cursor, col, Loaded<N>,
-//   Beside<N, Ragged>, Settled);
-//   void write(Cursor, col, Packed<Element, N>);
-//   template <bool Ragged> using Holds = Holdings<...>.
-template <int N, bool Ragged, class Holding, class Visitor>
+// All threads of a row: load, prepare, settle (which adds up), load parameters, write. The first
+// half is for rows that are held in registers, the other for those that are read again. The ends of
+// a row are held in both.
+template <int N, bool Ragged, class Holding, RowVisitor<N> Visitor>
 __global__ void __launch_bounds__(Holding::kThreads, Holding::kBlocks)
-    map_rows(const RowPlan p, const Visitor visitor) {
+    map_rows_kernel(const RowPlan p, const Visitor visitor) {
   arrive_rows(p);
   const Place place(p);
   const auto cursor = visitor.start(place.row);
@@ -241,22 +198,23 @@ __global__ void __launch_bounds__(Holding::kThreads, Holding::kBlocks)
   const int64_t end = columns.end(place.index);
   typename Visitor::template Loaded<1> single;
   if (has_end) single = visitor.template load<1>(cursor, end);
-  int turn = 0;
+  int round = 0;
   const auto total = [&](const auto& own) {
-    if (turn == 0) await_rows(p);
-    return row_total(p, own, turn++);
+    if (round == 0) await_rows(p);
+    return row_total(p, own, round++);
   };
   const auto conclude = [&](const auto& settled) {
     if (has_end) {
-      const auto beside = visitor.template load_beside<1, Ragged>(cursor, end);
-      visitor.write(cursor, end, visitor.result(cursor, end, single, beside, settled));
+      const auto params = visitor.template load_params<1, Ragged>(cursor, end);
+      visitor.write(cursor, end, visitor.result(cursor, end, single, params, settled));
     }
     if (place.exists && place.index == 0) visitor.finish(cursor, settled);
   };
   if constexpr (Holding::kVectors > 0) {
-    constexpr int kOwn = Holding::kVectors, kAtOnce = Holding::kBeside;
+    constexpr int kOwn = Holding::kVectors, kAtOnce = Holding::kParamsAtOnce;
     typename Visitor::template Loaded<N> held[kOwn];
     const int vectors = int(columns.vectors);
+    // Calls body(k, col) for the vectors of this thread.
     const auto owned = [&](auto&& body) {
 #pragma unroll
       for (int k = 0; k < kOwn; ++k) {
@@ -271,29 +229,31 @@ __global__ void __launch_bounds__(Holding::kThreads, Holding::kBlocks)
       owned([&](int k, int) { body(held[k]); });
       if (has_end) body(single);
     };
-    // The first come while the row is added up; all at once would take too many registers.
-    typename Visitor::template Beside<N, Ragged> beside[kAtOnce];
-    const auto load_beside = [&](int first) {
+    // The first parameters come while the row is added up; all at once would take too many
+    // registers.
+    typename Visitor::template Params<N, Ragged> params[kAtOnce];
+    const auto load_params = [&](int first) {
       owned([&](int k, int col) {
         if (k / kAtOnce * kAtOnce != first) return;
-        beside[k - first] = visitor.template load_beside<N, Ragged>(cursor, col);
+        params[k - first] = visitor.template load_params<N, Ragged>(cursor, col);
       });
     };
-    load_beside(0);
+    load_params(0);
     const auto settled = visitor.settle(cursor, each, total);
-    if (turn == 0) await_rows(p);
+    if (round == 0) await_rows(p);  // settle() added nothing up
 #pragma unroll
     for (int first = 0; first < kOwn; first += kAtOnce) {
-      if (first > 0) load_beside(first);
+      if (first > 0) load_params(first);
       owned([&](int k, int col) {
         if (k / kAtOnce * kAtOnce != first) return;
         visitor.write(cursor, col,
-                      visitor.result(cursor, col, held[k], beside[k - first], settled));
+                      visitor.result(cursor, col, held[k], params[k - first], settled));
       });
     }
     conclude(settled);
   } else {
     bool again = false;
+    // Loads each vector of this thread and calls body(loaded, col).
     const auto owned = [&](auto&& body) {
       for (int64_t i = place.index; i < columns.vectors; i += place.size) {
         auto loaded = visitor.template load<N>(cursor, columns.vector(i));
@@ -308,16 +268,16 @@ __global__ void __launch_bounds__(Holding::kThreads, Holding::kBlocks)
       if (has_end) body(single);
     };
     const auto settled = visitor.settle(cursor, each, total);
-    if (turn == 0) await_rows(p);
+    if (round == 0) await_rows(p);
     owned([&](const auto& loaded, int64_t col) {
-      const auto beside = visitor.template load_beside<N, Ragged>(cursor, col);
-      visitor.write(cursor, col, visitor.result(cursor, col, loaded, beside, settled));
+      const auto params = visitor.template load_params<N, Ragged>(cursor, col);
+      visitor.write(cursor, col, visitor.result(cursor, col, loaded, params, settled));
     });
     conclude(settled);
   }
 }
 
-// With clusters only if a row takes one, and the machine code of the kernel can.
+// With clusters only if a row does not fit one block, and the machine code of the kernel can.
 template <int N, class Holding, class... Params>
 RowPlan plan_rows(int64_t rows, int64_t cols, bool ragged, void (*kernel)(Params...)) {
   const auto plan = [&](bool clusters) {
@@ -328,27 +288,30 @@ RowPlan plan_rows(int64_t rows, int64_t cols, bool ragged, void (*kernel)(Params
   return p.held || !can_cluster(kernel) ? p : plan(true);
 }
 
-// Whether the rows of a visitor fit the registers of their threads.
-template <int N, class Visitor>
+// Whether rows fit the registers of their threads. Long stands for all lengths: no other holding
+// has room for less of the rows that it is for.
+template <int N, RowVisitor<N> Visitor>
 bool can_hold(int64_t rows, int64_t cols, bool ragged) {
   using Holding = typename Visitor::template Holds<false>::OfLong;
-  return plan_rows<N, Holding>(rows, cols, ragged, map_rows<N, false, Holding, Visitor>).held;
+  return plan_rows<N, Holding>(rows, cols, ragged, map_rows_kernel<N, false, Holding, Visitor>)
+      .held;
 }
 
-// A visitor with kLong also takes what is rare: rows that are not held, vectors of one element.
-template <int N, class Visitor>
+// Runs a visitor over all rows. `ragged`: rows do not all begin and end at 16-byte boundaries. For
+// what is rare and not taken, see kAnyRow, nothing is launched: the caller chooses the visitor.
+template <int N, RowVisitor<N> Visitor>
 void map_rows(int64_t rows, int64_t cols, bool ragged, const Visitor& visitor,
               cudaStream_t stream) {
   if (rows == 0) return;
   const auto run = [&]<bool Ragged>(std::bool_constant<Ragged>) {
     using Holds = typename Visitor::template Holds<Ragged>;
     const auto hold = [&]<class Holding>(Holding*) {
-      const auto kernel = map_rows<N, Ragged, Holding, Visitor>;
+      const auto kernel = map_rows_kernel<N, Ragged, Holding, Visitor>;
       const RowPlan p = plan_rows<N, Holding>(rows, cols, Ragged, kernel);
       const Config config{dim3(p.blocks()), dim3(p.block), stream, 0, false, p.cluster};
       if (p.held) return launch(kernel, config, p, visitor);
-      if constexpr (Visitor::kLong) {
-        launch(map_rows<N, Ragged, HoldNothing, Visitor>, config, p, visitor);
+      if constexpr (Visitor::kAnyRow) {
+        launch(map_rows_kernel<N, Ragged, HoldNothing, Visitor>, config, p, visitor);
       }
     };
     const int64_t vectors = ceil_div(cols, N);
@@ -364,7 +327,7 @@ void map_rows(int64_t rows, int64_t cols, bool ragged, const Visitor& visitor,
   if constexpr (N > 1) {
     if (ragged) return run(std::true_type{});
   }
-  if constexpr (N > 1 || Visitor::kLong) run(std::false_type{});
+  if constexpr (N > 1 || Visitor::kAnyRow) run(std::false_type{});
 }
 
 }  // namespace opforge

@@ -44,12 +44,12 @@ __device__ __forceinline__ void warp_sums(A (&v)[V]) {
 template <class A, int V, int MaxWarps, int MaxCluster>
 class SpreadTotals {
   static_assert(V * MaxCluster <= kWarp && kWarp % V == 0);
-  // A thread that puts in turn t + 2 has got turn t + 1, for which all warps put in theirs, after
-  // they had got turn t: nobody reads it any more.
-  static constexpr unsigned kTurns = 2;
+  // A thread that puts in round t + 2 has got round t + 1, for which all warps put in theirs, after
+  // they had got round t: nobody reads it any more.
+  static constexpr unsigned kRounds = 2;
   struct Shared {
-    Vec<A, V> parts[kTurns][MaxWarps * MaxCluster];
-    Barrier barrier[kTurns];
+    Vec<A, V> parts[kRounds][MaxWarps * MaxCluster];
+    Barrier barrier[kRounds];
   };
 
  public:
@@ -65,20 +65,20 @@ class SpreadTotals {
     }
   }
 
-  // Turns count from 0 and are the same in all threads, which get one before they put the next.
-  __device__ __forceinline__ void put(A (&own)[V], unsigned turn) {
+  // Rounds count from 0 and are the same in all threads, which get one before they put the next.
+  __device__ __forceinline__ void put(A (&own)[V], unsigned round) {
     const A value = spread_sum(own);
     const int lane = threadIdx.x % kWarp;
-    Barrier& barrier = shared_.barrier[turn % kTurns];
-    A& part = shared_.parts[turn % kTurns][own_].value[lane % V];
+    Barrier& barrier = shared_.barrier[round % kRounds];
+    A& part = shared_.parts[round % kRounds][own_].value[lane % V];
     if (threadIdx.x == 0) arrive_expecting(barrier, uint32_t(all_ * V * sizeof(A)));
-    __syncwarp();  // what a warp sends also tells that all of its lanes are done with older turns
+    __syncwarp();  // what a warp sends also tells that all of its lanes are done with older rounds
     if (lane / V < cluster_) send(value, part, barrier, lane / V);
   }
 
-  __device__ __forceinline__ void get(A (&total)[V], unsigned turn) {
-    wait(shared_.barrier[turn % kTurns], turn / kTurns % 2);
-    const Vec<A, V>* const parts = shared_.parts[turn % kTurns];
+  __device__ __forceinline__ void get(A (&total)[V], unsigned round) {
+    wait(shared_.barrier[round % kRounds], round / kRounds % 2);
+    const Vec<A, V>* const parts = shared_.parts[round % kRounds];
     fill(total, A(0));
 #pragma unroll 1
     for (int i = threadIdx.x % kWarp; i < all_; i += kWarp) {

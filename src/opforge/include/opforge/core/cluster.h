@@ -34,8 +34,8 @@ __device__ __forceinline__ int cluster_size() {
 }
 
 // The two halves of a barrier for all threads of the cluster: what each did before it arrived is
-// visible to all once they have waited. Every thread calls both, in turn and all lanes of a warp
-// together; between them it can work on what is its own.
+// visible to all once they have waited. Every thread calls both alternately, and all lanes of a
+// warp together; between them it can work on what is its own.
 __device__ __forceinline__ void cluster_arrive() {
 #if defined(OPFORGE_SIM)
   sim::cluster_arrive();

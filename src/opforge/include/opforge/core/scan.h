@@ -47,17 +47,17 @@ struct BlockScan {
 };
 
 // The sum over the warps before this one, and over all, given each warp's sum. All threads call.
-// `turn` is 0 and 1 in alternation from call to call: so one barrier is enough.
+// `buffer` is 0 and 1 alternately from call to call, so that one barrier is enough.
 template <class A>
-__device__ __forceinline__ BlockScan<A> block_scan(A of_warp, int turn) {
+__device__ __forceinline__ BlockScan<A> block_scan(A of_warp, int buffer) {
   struct Sums {
     A warp[2][kWarp];
   };
   Sums& sums = shared<Sums>();
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, warps = blockDim.x / kWarp;
-  if (lane == 0) sums.warp[turn][warp] = of_warp;
+  if (lane == 0) sums.warp[buffer][warp] = of_warp;
   __syncthreads();
-  const A scanned = warp_scan(lane < warps ? sums.warp[turn][lane] : A(0));
+  const A scanned = warp_scan(lane < warps ? sums.warp[buffer][lane] : A(0));
   const A through = __shfl_sync(0xffffffffu, scanned, max(warp - 1, 0));
   return {warp > 0 ? through : A(0), __shfl_sync(0xffffffffu, scanned, kWarp - 1)};
 }

@@ -6,11 +6,11 @@
 
 namespace opforge {
 
-// N elements, 16 bytes, as the two aligned vectors that they lie in. Where neighbouring threads
+// N elements, 16 bytes, as the two aligned vectors that contain them. Where neighbouring threads
 // take neighbouring elements, the second of one is the first of the next: memory is read once, the
 // rest comes from the cache.
 template <class T, int N>
-struct Askew {
+struct Unaligned {
   Packed<T, N> low, high;
   int past;  // bytes of `low` that come before
 
@@ -21,9 +21,9 @@ struct Askew {
     return Unsigned(col - misalignment(from)) <= Unsigned(cols - 2 * N);
   }
 
-  Askew() = default;
+  Unaligned() = default;
   // Both are loaded even if `low` is all there is to it: a condition would wait for it.
-  __device__ __forceinline__ explicit Askew(const T* from) {
+  __device__ __forceinline__ explicit Unaligned(const T* from) {
     past = int(reinterpret_cast<uintptr_t>(from) % 16);
     const char* const boundary = reinterpret_cast<const char*>(from) - past;
     low = load_packed<N>(reinterpret_cast<const T*>(boundary));

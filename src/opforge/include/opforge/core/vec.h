@@ -42,7 +42,7 @@ __device__ __forceinline__ void fill(A (&v)[N], A value) {
   for (int e = 0; e < N; ++e) v[e] = value;
 }
 
-// A vector as it lies in memory, to be held for a while: the compiler would give each 16-bit
+// A vector in the layout of memory, to be held for a while: the compiler would give each 16-bit
 // element of a Vec a register of its own.
 template <class T, int N>
 struct alignas(sizeof(T) * N) Packed {
@@ -152,7 +152,7 @@ __device__ __forceinline__ void store_if(bool wanted, T* address, const Packed<T
   if (wanted) store<N>(address, v);
 }
 
-// How many elements `address` lies past a boundary of so many bytes.
+// How many elements `address` is past a boundary of so many bytes.
 template <class T>
 OPFORGE_HOST_DEVICE int misalignment(const T* address, int bytes = 16) {
   return int(reinterpret_cast<uintptr_t>(address) % bytes / sizeof(T));

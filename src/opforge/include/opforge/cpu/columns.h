@@ -7,9 +7,18 @@
 
 namespace opforge {
 
-// out[j] = what visit(row, col, n, sums) added to sums[j - col], for every row; it is called with
-// pieces of rows, n columns from `col` on.
+// A function that gets a piece of a row, n columns from `col` on, and adds to n sums:
+//
+//   [&](int64_t row, int64_t col, int64_t n, sum_t<float>* sums) {
+//     for (int64_t j = 0; j < n; ++j) sums[j] += x[row * cols + col + j];
+//   }
+template <class Visit, class T>
+concept RowPieceVisitor =
+    requires(const Visit& visit, int64_t i, sum_t<T>* sums) { visit(i, i, i, sums); };
+
+// out[j] = what `visit` added for column j, over all rows.
 template <class T, class Visit>
+  requires RowPieceVisitor<Visit, T>
 void sum_columns(int64_t rows, int64_t cols, T* out, const Visit& visit) {
   // A task is a block of rows for some columns, whose sums stay in the L1 cache. The blocks depend
   // on the shape alone, and so do the bits of the sums.

@@ -7,6 +7,7 @@
 #include <opforge/cpu/vec.h>
 
 #include <algorithm>
+#include <concepts>
 #include <cstdint>
 #include <utility>
 
@@ -122,13 +123,42 @@ OPFORGE_INLINE void elementwise_row(T* out, const T* const (&in)[N], const int64
   }
 }
 
-// out = f(in...), vector by vector. Operand 0 of the layout is the output: new and dense, so that
-// dimension 0 has stride 1 there. An f that has to know which elements it gets has row(first, n),
-// called for up to kRowElements neighbours in memory; what that returns is called with the number
-// within them, 0 to n - 1, before the values.
 constexpr int64_t kRowElements = 4096;
 
+namespace detail {
+
+template <class F, class V, size_t... K>
+constexpr bool takes_vectors(std::index_sequence<K...>) {
+  return requires(const F& f, V v) {
+    { f((void(K), v)...) } -> std::convertible_to<V>;
+  } || requires(const F& f, V v, int64_t i) {
+    { f(i, (void(K), v)...) } -> std::convertible_to<V>;
+  };
+}
+
+template <class F>
+using RowOf = decltype(std::declval<const F&>().row(int64_t(), int64_t()));
+
+}  // namespace detail
+
+// A function of a vector of each input: [](auto a, auto b) { return a + b; }. One that has to know
+// which elements it gets has row(first, n), called for up to kRowElements neighbours in memory;
+// what that returns is called with the number within them, 0 to n - 1, before the vectors:
+//
+//   struct FirstOfRow {
+//     auto row(int64_t first, int64_t) const {
+//       return [first](int64_t i, vec<float> v) { return v + float(first + i); };
+//     }
+//   };
+template <class F, class T, int N>
+concept VectorFunction =
+    detail::takes_vectors<F, vec<T>>(std::make_index_sequence<N>{}) ||
+    detail::takes_vectors<detail::RowOf<F>, vec<T>>(std::make_index_sequence<N>{});
+
+// out = f(in...), vector by vector. Operand 0 of the layout is the output: new and dense, so that
+// dimension 0 has stride 1 there.
 template <class T, int N, class F>
+  requires VectorFunction<F, T, N>
 void elementwise(const Layout<N + 1>& layout, T* out, const T* const (&in)[N], const F& f) {
   const int64_t count = layout.count();
   if (count == 0) return;

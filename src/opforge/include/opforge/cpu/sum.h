@@ -12,7 +12,7 @@
 namespace opforge {
 
 // Every sum below is cut into blocks by its shape alone, never by the number of threads, and the
-// blocks are summed in turn by the same rules: the same bits every time. 16-bit numbers are summed
+// blocks are summed by the same rules: the same bits every time. 16-bit numbers are summed
 // in float; of float, four numbers are added as they are and the rest is done in double, which
 // takes no longer than reading them and leaves hardly an error but the final rounding.
 template <class T>
@@ -128,7 +128,7 @@ OPFORGE_INLINE void add_columns(sum_t<T>* sums, const T* const (&row)[4], int ro
   }
 }
 
-// Terms that lie along memory: a task is one block of one sum.
+// Terms that are neighbours in memory: a task is one block of one sum.
 // Writes block b of the sum whose output is at `o` to out[b * outputs + o].
 template <class In, class Out>
 void sum_along(const In* x, const Layout<2>& kept, const Tiles<1>& terms, int64_t group,
@@ -158,7 +158,7 @@ void sum_along(const In* x, const Layout<2>& kept, const Tiles<1>& terms, int64_
   });
 }
 
-// Outputs that lie along memory: a task is one block of rows, for some columns.
+// Outputs that are neighbours in memory: a task is one block of rows, for some columns.
 template <class In, class Out>
 void sum_across(const In* x, const Tiles<2>& columns, int64_t outputs, const Layout<1>& rows,
                 int64_t blocks, Out* out) {

@@ -1,5 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Dropout as a function for elementwise.cuh. Includes no torch header.
+//
+//   moves     dropout alone reads x and writes y: the floor is a copy.
+//   computes  for eight elements of 16 bits a call of philox and eight comparisons: 70 of the 130
+//             instructions of a thread. The copy leaves time for 240.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,13 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = act(gate) * up and its gradients on the CPU, any strides. Includes no torch header.
-// Activations are those of families/gated/kernel.cuh, of vectors.
 #pragma once
 
 #include <opforge/cpu/elementwise.h>
 
+#include <concepts>
+
 namespace opforge {
 
+// An activation of vectors V. gradient() returns the gradient of x, given `passed`, that of
+// value(x), and sets `value` as well:
+//
+//   struct Square {
+//     auto value(vec<float> x) const { return x * x; }
+//     auto gradient(vec<float> x, vec<float> passed, vec<float>& value) const {
+//       value = x * x;
+//       return 2 * x * passed;
+//     }
+//   };
+template <class Act, class V>
+concept Activation = requires(const Act& act, V x, V& value) {
+  { act.value(x) } -> std::convertible_to<V>;
+  { act.gradient(x, x, value) } -> std::convertible_to<V>;
+};
+
 template <class T, class Act>
+  requires Activation<Act, vec<T>>
 void gated_forward(const Layout<3>& layout, T* y, const T* gate, const T* up, const Act& act) {
   elementwise(layout, y, {gate, up}, [act](auto g, auto u) { return act.value(g) * u; });
 }
@@ -39,6 +57,7 @@ OPFORGE_INLINE void gated_backward_row(T* grad_gate, T* grad_up, const T* const 
 }
 
 template <class T, class Act>
+  requires Activation<Act, vec<T>>
 void gated_backward(const Layout<5>& layout, T* grad_gate, T* grad_up, const T* grad_y,
                     const T* gate, const T* up, const Act& act) {
   const int64_t bytes = layout.count() * int64_t(sizeof(T));

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = act(gate) * up and its gradients, any strides. Includes no torch header.
 //
-// Forward reads two tensors and writes one, backward reads three and writes two: the floor of both
-// is a copy of those bytes. One thread makes one 16-byte vector of each output, as in
-// elementwise.cuh. Of rows of which one operand lies askew (the halves of a packed row of odd
-// length) it makes a vector of one output; what has no rows goes element by element.
+//   forward   moves: reads two tensors and writes one. computes: the activation and a product.
+//   backward  moves: reads three and writes two. computes: the activation again, which costs less
+//             than to read it, its gradient and three products. Nothing but the inputs is saved.
 //
-// An activation has
-//   A value(A x), and
-//   A gradient(A x, A passed, A& value): the gradient of x where `passed` is that of act(x), which
-//   it gives as well.
+// The floor of both is a copy of those bytes. Three kernels, by the layout of the operands:
+//
+//   gated_vectors    aligned vectors: one thread makes one 16-byte vector of each output, as in
+//                    algorithms/elementwise.cuh
+//   gated_unaligned  rows of which one operand is unaligned (the halves of a packed row of odd
+//                    length): one thread makes a vector of one output
+//   gated_elements   what has no rows: element by element
 #pragma once
 
 #include <opforge/core/index.h>
@@ -18,6 +20,7 @@
 #include <opforge/core/vec.h>
 
 #include <array>
+#include <concepts>
 #include <opforge/families/activations/device.cuh>
 #include <type_traits>
 
@@ -51,6 +54,22 @@ struct GatedParams {
   }
 };
 
+// An activation of numbers A. gradient() returns the gradient of x, given `passed`, that of
+// value(x), and sets `value` as well:
+//
+//   struct Square {
+//     __device__ float value(float x) const { return x * x; }
+//     __device__ float gradient(float x, float passed, float& value) const {
+//       value = x * x;
+//       return 2 * x * passed;
+//     }
+//   };
+template <class Act, class A>
+concept Activation = requires(const Act& act, A x, A& value) {
+  { act.value(x) } -> std::convertible_to<A>;
+  { act.gradient(x, x, value) } -> std::convertible_to<A>;
+};
+
 template <class Act>
 struct GatedForward {
   static constexpr int kNeeds[] = {2};  // so many of the first inputs, by output
@@ -77,8 +96,8 @@ struct GatedBackward {
 
 // N elements of every operand, at these offsets.
 template <int N, class T, int Outputs, int Inputs, class Index, class F>
-__device__ __forceinline__ void make_gated(const GatedParams<T, Outputs, Inputs, Index>& p,
-                                           const F& f, const int64_t (&at)[Outputs + Inputs]) {
+__device__ __forceinline__ void gate_vector(const GatedParams<T, Outputs, Inputs, Index>& p,
+                                            const F& f, const int64_t (&at)[Outputs + Inputs]) {
   using A = compute_t<T>;
   Packed<T, N> in[Inputs];
 #pragma unroll
@@ -115,11 +134,11 @@ __global__ void __launch_bounds__(1024, kAllThreads<F, Rank, T, Index> ? 2 : 1)
   int64_t at[Outputs + Inputs];
   if (p.count - first >= N) {
     p.template locate<Rank>(first, at);
-    make_gated<N>(p, f, at);
+    gate_vector<N>(p, f, at);
   } else {  // only of one dimension
     for (Index i = first; i < p.count; ++i) {
       p.template locate<1>(i, at);
-      make_gated<1>(p, f, at);
+      gate_vector<1>(p, f, at);
     }
   }
 }
@@ -127,8 +146,8 @@ __global__ void __launch_bounds__(1024, kAllThreads<F, Rank, T, Index> ? 2 : 1)
 // The elements of one output that share one of its 16-byte vectors: those of its row, which is
 // all of them but at the ends. The inputs begin anywhere.
 template <int K, class T, int Outputs, int Inputs, class Index, class F>
-__device__ __forceinline__ void make_askew(const GatedParams<T, Outputs, Inputs, Index>& p,
-                                           const F& f, Index row, Index vector) {
+__device__ __forceinline__ void gate_unaligned(const GatedParams<T, Outputs, Inputs, Index>& p,
+                                               const F& f, Index row, Index vector) {
   using A = compute_t<T>;
   using Col = std::make_signed_t<Index>;
   constexpr int N = kVec<T>, kNeeds = F::kNeeds[K];
@@ -141,13 +160,13 @@ __device__ __forceinline__ void make_askew(const GatedParams<T, Outputs, Inputs,
 #pragma unroll
   for (int k = 0; k < kNeeds; ++k) {
     in[k] = p.in[k] + row * p.walk.stride[Outputs + k][1] + col;
-    fits &= Askew<T, N>::fits(in[k], col, cols);
+    fits &= Unaligned<T, N>::fits(in[k], col, cols);
   }
   Packed<T, N> from[kNeeds];
   if (fits) {
-    Askew<T, N> loaded[kNeeds];
+    Unaligned<T, N> loaded[kNeeds];
 #pragma unroll
-    for (int k = 0; k < kNeeds; ++k) loaded[k] = Askew<T, N>(in[k]);
+    for (int k = 0; k < kNeeds; ++k) loaded[k] = Unaligned<T, N>(in[k]);
 #pragma unroll
     for (int k = 0; k < kNeeds; ++k) from[k] = loaded[k].together();
   } else {
@@ -179,24 +198,25 @@ __device__ __forceinline__ void make_askew(const GatedParams<T, Outputs, Inputs,
   }
 }
 
-// Two outputs lie askew to each other, too. Each has half of a block's threads: what both halves
-// read comes from memory once. Were a thread to make both, it would store one of them in pieces.
-constexpr int kAskewThreads = 256;
+// Two outputs are unaligned to each other, too. Each has half of a block's threads: what both
+// halves read comes from memory once. A thread that made both would have to store one of them in
+// pieces.
+constexpr int kUnalignedThreads = 256;
 
 // `vectors`: that a row of an output may have a share in. As many threads to a multiprocessor as
 // have the registers for all loads to be under way before one is waited for.
 template <class T, int Outputs, int Inputs, class Index, class F>
-__global__ void __launch_bounds__(kAskewThreads, Outputs == 1 && sizeof(T) < 8 ? 8 : 6)
-    gated_askew(const GatedParams<T, Outputs, Inputs, Index> p, const Divider<Index> vectors,
-                const F f) {
-  constexpr unsigned kEach = kAskewThreads / Outputs;
+__global__ void __launch_bounds__(kUnalignedThreads, Outputs == 1 && sizeof(T) < 8 ? 8 : 6)
+    gated_unaligned(const GatedParams<T, Outputs, Inputs, Index> p, const Divider<Index> vectors,
+                    const F f) {
+  constexpr unsigned kEach = kUnalignedThreads / Outputs;
   const Index i = Index(blockIdx.x) * kEach + threadIdx.x % kEach;
   const Index row = vectors.divide(i), vector = i - row * vectors.divisor;
   if (row >= p.walk.size[1].divisor) return;
   if (Outputs == 1 || threadIdx.x < kEach) {
-    make_askew<0>(p, f, row, vector);
+    gate_unaligned<0>(p, f, row, vector);
   } else {
-    make_askew<Outputs - 1>(p, f, row, vector);
+    gate_unaligned<Outputs - 1>(p, f, row, vector);
   }
 }
 
@@ -266,10 +286,10 @@ void gated_indexed(const Layout<Outputs + Inputs>& layout, const std::array<T*, 
   if (!vectors && gated_by_rows<T>(layout)) {
     const int64_t rows = layout.rank == 2 ? layout.size[1] : 1;
     const int64_t each = ceil_div(layout.size[0] + kVec<T> - 1, kVec<T>);
-    const int64_t blocks = ceil_div(rows * each, kAskewThreads / Outputs);
-    return launch(gated_askew<T, Outputs, Inputs, Index, F>,
-                  {dim3(unsigned(blocks)), dim3(kAskewThreads), stream}, p, Divider<Index>(each),
-                  f);
+    const int64_t blocks = ceil_div(rows * each, kUnalignedThreads / Outputs);
+    return launch(gated_unaligned<T, Outputs, Inputs, Index, F>,
+                  {dim3(unsigned(blocks)), dim3(kUnalignedThreads), stream}, p,
+                  Divider<Index>(each), f);
   }
   const int asked = tuning.block, block = asked ? asked : 256;
   const int64_t per_block = int64_t(block) * (vectors ? kVec<T> : kGatedElements);
@@ -292,12 +312,14 @@ void gated_launch(const Layout<Outputs + Inputs>& layout, const std::array<T*, O
 }  // namespace detail
 
 template <class T, class Act>
+  requires Activation<Act, compute_t<T>>
 void gated_forward(const Layout<3>& layout, T* y, const T* gate, const T* up, const Act& act,
                    cudaStream_t stream) {
   detail::gated_launch<T, 1, 2>(layout, {y}, {gate, up}, GatedForward<Act>{act}, stream);
 }
 
 template <class T, class Act>
+  requires Activation<Act, compute_t<T>>
 void gated_backward(const Layout<5>& layout, T* grad_gate, T* grad_up, const T* grad_y,
                     const T* gate, const T* up, const Act& act, cudaStream_t stream) {
   detail::gated_launch<T, 2, 3>(layout, {grad_gate, grad_up}, {grad_y, gate, up},

@@ -11,8 +11,8 @@ template <class T>
 struct NormBackward {
   using A = compute_t<T>;
   Rows<T> grad_y, h;           // h is x if it is made of x alone
-  bool summed;                 // h is before(x) + residual
-  Rows<T> grad_h, x;           // null where there is none; x, if before.relu wants it beside h
+  bool summed;                 // h is prologue(x) + residual
+  Rows<T> grad_h, x;           // null where there is none; x, if the prologue's relu wants it
   const A *mean, *rstd;        // rstd is null: to be computed
   T *grad_x, *grad_residual;   // grad_residual is null if it is grad_x
   A *weight_sums, *bias_sums;  // a row for each block of rows; null: not wanted
@@ -22,11 +22,11 @@ struct NormBackward {
 };
 
 template <bool Centered, class T>
-void norm_backward(const Norm<T>& norm, const NormBackward<T>& p) {
+void find_gradients(const Norm<T>& norm, const NormBackward<T>& p) {
   using A = compute_t<T>;
   using V = vec<T>;
   const int64_t rows = norm.rows, cols = norm.cols, block = p.block(rows);
-  const bool makes_h = norm.before && !p.summed;  // in place of grad_x
+  const bool makes_h = norm.prologue && !p.summed;  // in place of grad_x
   const bool past = !makes_h && goes_past(p.grad_x, rows, cols);
   prefer_huge_pages(p.grad_x, norm.bytes());
   if (p.grad_residual != nullptr) prefer_huge_pages(p.grad_residual, norm.bytes());
@@ -56,10 +56,11 @@ void norm_backward(const Norm<T>& norm, const NormBackward<T>& p) {
                                    ? scale_of<Centered>(h, cols, norm.eps)
                                    : Scale<T>{p.mean == nullptr ? A(0) : p.mean[row], p.rstd[row]};
         V inner_sum{}, sum{};
-        norm.after.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
+        norm.epilogue.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
           const V normed = scale.normed(h + j, n), factor = norm.factor(j, n);
           V v = load_lanes(grad + j, n);
-          if (norm.after) v = norm.after.backward(v, norm.result(normed, factor, j, n), halves);
+          if (norm.epilogue)
+            v = norm.epilogue.backward(v, norm.result(normed, factor, j, n), halves);
           if (weight_sums != nullptr) {
             store_lanes(weight_sums + j, n, fma(v, normed, load_lanes(weight_sums + j, n)));
           }
@@ -70,7 +71,7 @@ void norm_backward(const Norm<T>& norm, const NormBackward<T>& p) {
           store_lanes(passed.get() + j, n, v);
         });
         const A inner = sum_lanes<A>(inner_sum) / A(cols), average = sum_lanes<A>(sum) / A(cols);
-        norm.before.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
+        norm.prologue.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
           __builtin_prefetch(next_grad + j);  // memory is idle while a row is worked on
           __builtin_prefetch(next_h + j);
           const V normed = scale.normed(h + j, n);
@@ -79,7 +80,7 @@ void norm_backward(const Norm<T>& norm, const NormBackward<T>& p) {
           if (p.grad_residual != nullptr) {
             store_lanes(p.grad_residual + row * cols + j, n, v);
           }
-          if (norm.before) v = norm.before.backward(v, load_lanes(x + j, n), halves);
+          if (norm.prologue) v = norm.prologue.backward(v, load_lanes(x + j, n), halves);
           store_lanes_past(past, grad_x + j, n, v);
         });
         others.next();

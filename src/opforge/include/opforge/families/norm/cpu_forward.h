@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// layer_norm (Centered) and rms_norm on the CPU, with what may stand around them: a relu, a dropout
-// and an added residual before the norm, a relu and a dropout after it. Includes no torch header.
+// layer_norm (Centered) and rms_norm on the CPU, with a prologue (a relu, a dropout and an added
+// residual) and an epilogue (a relu and a dropout). Includes no torch header.
+//
+//   h = prologue(x) + residual      y = epilogue(normed(h) · weight + bias)
 #pragma once
 
 #include <opforge/cpu/rng.h>
@@ -11,9 +13,10 @@
 
 namespace opforge {
 
-// A relu, a dropout or both; what is dropped follows from the seed and the element's number.
+// A prologue or an epilogue: a relu, a dropout or both, in this order. What is dropped follows from
+// the seed and the element's number.
 template <class T>
-struct Around {
+struct ReluDropout {
   using V = vec<T>;
   static constexpr int64_t kPiece = 512;  // columns whose random numbers are at hand
   bool relu = false, dropout = false;
@@ -71,7 +74,7 @@ inline double row_sum(const T* v, int64_t n) {
 }
 
 template <class T>
-inline double squares_around(const T* v, int64_t n, compute_t<T> center) {
+inline double squares_from(const T* v, int64_t n, compute_t<T> center) {
   constexpr int64_t lanes = kLanes<T>;
   double total = 0;
   const auto add = [center](vec<T>& acc, const T* p) {
@@ -95,7 +98,7 @@ inline double squares_around(const T* v, int64_t n, compute_t<T> center) {
   return total;
 }
 
-// Mean and 1 / deviation of a row.
+// Mean and 1 / standard deviation of a row.
 template <class T>
 struct Scale {
   using A = compute_t<T>;
@@ -119,9 +122,9 @@ inline Scale<T> scale_of(const T* v, int64_t n, double eps) {
     mean = row_sum(v, n) / count;
     scale.mean = compute_t<T>(mean);
   }
-  // Around the rounded mean, which lies off the mean.
+  // The deviations are from the rounded mean, which lies off the mean.
   const double off = mean - double(scale.mean);
-  const double variance = squares_around(v, n, scale.mean) / count - off * off;
+  const double variance = squares_from(v, n, scale.mean) / count - off * off;
   scale.rstd = compute_t<T>(1 / std::sqrt(std::max(variance, 0.0) + eps));
   return scale;
 }
@@ -132,7 +135,7 @@ struct Norm {
   using A = compute_t<T>;
   using V = vec<T>;
   int64_t rows, cols;
-  Around<T> before, after;
+  ReluDropout<T> prologue, epilogue;
   const A *weight = nullptr, *bias = nullptr;
   A offset, no_bias;  // no_bias is added in place of a bias
   double eps;
@@ -148,10 +151,10 @@ struct Norm {
     return fma(normed, factor, bias == nullptr ? no_bias - V{} : load_lanes(bias + col, n));
   }
 
-  // h = before(x) + residual, rounded.
+  // h = prologue(x) + residual, rounded.
   void make_h(const T* x, const T* residual, int64_t row, T* h) const {
-    before.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
-      V v = before.forward(load_lanes(x + j, n), halves);
+    prologue.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
+      V v = prologue.forward(load_lanes(x + j, n), halves);
       if (residual != nullptr) v += load_lanes(residual + j, n);
       store_lanes(h + j, n, v);
     });
@@ -160,8 +163,8 @@ struct Norm {
 
 // y, the statistics unless they are null, and h if there is a residual.
 template <bool Centered, class T>
-void norm_forward(const Norm<T>& norm, const Rows<T>& x, const Rows<T>& residual, T* y, T* h,
-                  compute_t<T>* mean, compute_t<T>* rstd) {
+void normalise_rows(const Norm<T>& norm, const Rows<T>& x, const Rows<T>& residual, T* y, T* h,
+                    compute_t<T>* mean, compute_t<T>* rstd) {
   const int64_t cols = norm.cols, grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cols));
   const bool large = goes_past(y, norm.rows, cols);
   prefer_huge_pages(y, norm.bytes());
@@ -173,7 +176,7 @@ void norm_forward(const Norm<T>& norm, const Rows<T>& x, const Rows<T>& residual
       const T* values = from.row();
       from.next();
       const T* const next = from.row();
-      if (norm.before || residual.data != nullptr) {
+      if (norm.prologue || residual.data != nullptr) {
         T* const room = residual.data != nullptr ? h + row * cols : out;  // y is written last
         norm.make_h(values, residual.data != nullptr ? added.row() : nullptr, row, room);
         values = room;
@@ -182,11 +185,11 @@ void norm_forward(const Norm<T>& norm, const Rows<T>& x, const Rows<T>& residual
       if (mean != nullptr) mean[row] = scale.mean;
       if (rstd != nullptr) rstd[row] = scale.rstd;
       const bool past = large && values != out;
-      norm.after.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
+      norm.epilogue.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
         __builtin_prefetch(next + j);  // memory is idle while a row is worked on
         const vec<T> normed = scale.normed(values + j, n);
         const vec<T> v = norm.result(normed, norm.factor(j, n), j, n);
-        store_lanes_past(past, out + j, n, norm.after.forward(v, halves));
+        store_lanes_past(past, out + j, n, norm.epilogue.forward(v, halves));
       });
     }
     finish_past();

@@ -8,20 +8,20 @@
 
 namespace opforge {
 
-// What stands around a norm, for one element, and its gradient.
+// A prologue or epilogue of one element, and its gradient.
 template <class A>
-__device__ __forceinline__ A dropped(const Around<A>& around, int64_t at, A v) {
+__device__ __forceinline__ A dropped(const ReluDropout<A>& which, int64_t at, A v) {
   A one[1] = {v};
-  if (around.dropout) around.drop(around.template kept<1>(around.key(), at), one);
+  if (which.dropout) which.drop(which.template kept<1>(which.key(), at), one);
   return one[0];
 }
 template <class A>
-__device__ __forceinline__ A pass(const Around<A>& around, int64_t at, A v) {
-  return dropped(around, at, around.relu && v < A(0) ? A(0) : v);
+__device__ __forceinline__ A pass(const ReluDropout<A>& which, int64_t at, A v) {
+  return dropped(which, at, which.relu && v < A(0) ? A(0) : v);
 }
 template <class A>
-__device__ __forceinline__ A pass_back(const Around<A>& around, int64_t at, A input, A v) {
-  return around.relu && input <= A(0) ? A(0) : dropped(around, at, v);
+__device__ __forceinline__ A pass_back(const ReluDropout<A>& which, int64_t at, A input, A v) {
+  return which.relu && input <= A(0) ? A(0) : dropped(which, at, v);
 }
 
 // A row of the operands of NormBackward, at a column.
@@ -35,7 +35,7 @@ struct LongRow {
 
   __device__ __forceinline__ A value(int64_t col) const {
     const A h = widen(source(1)[col]);
-    return p.summed ? h : widen(narrow<T>(pass(p.before, row * p.plan.cols + col, h)));
+    return p.summed ? h : widen(narrow<T>(pass(p.prologue, row * p.plan.cols + col, h)));
   }
 
   __device__ __forceinline__ A scale(int64_t col) const {
@@ -52,7 +52,7 @@ struct LongRow {
     A shift[1] = {A(0)};
     if (p.bias) read<T>(p.bias, col, shift);
     const A result = normed * scale(col) + shift[0];
-    return pass_back(p.after, row * p.plan.cols + col, result, widen(source(0)[col]));
+    return pass_back(p.epilogue, row * p.plan.cols + col, result, widen(source(0)[col]));
   }
 };
 
@@ -111,12 +111,12 @@ __global__ void __launch_bounds__(kRowThreads)
   for (int64_t col = piece.first + threadIdx.x; col < piece.last; col += blockDim.x) {
     const int64_t flat = at.row * p.plan.cols + col;
     const A normed = (at.value(col) - mean) * rstd;
-    const A apart = product(at.gradient(col, normed), at.scale(col)) - total.b * p.share;
-    A grad = fma(-normed, total.a * p.share, apart) * rstd;
+    const A apart = product(at.gradient(col, normed), at.scale(col)) - total.sum * p.share;
+    A grad = fma(-normed, total.inner * p.share, apart) * rstd;
     if (p.has_grad_h) grad += widen(at.source(2)[col]);
     if (p.grad_residual != nullptr) p.grad_residual[flat] = narrow<T>(grad);
     const A x = widen(at.source(p.has_x ? p.ring.sources - 1 : 1)[col]);
-    p.grad_x[flat] = narrow<T>(pass_back(p.before, flat, x, grad));
+    p.grad_x[flat] = narrow<T>(pass_back(p.prologue, flat, x, grad));
   }
   release_next();
 }

@@ -130,8 +130,8 @@ OPFORGE_INLINE vec<M> load_lanes(const M* p, Step step, int64_t n) {
 }
 
 template <bool Log, class T, class M>
-void softmax_forward(int64_t rows, int64_t cols, const Rows<T>& x, const Mask<M>& mask,
-                     compute_t<T> scale, Causal causal, T* y) {
+void softmax_rows(int64_t rows, int64_t cols, const Rows<T>& x, const Mask<M>& mask,
+                  compute_t<T> scale, Causal causal, T* y) {
   using A = compute_t<T>;
   constexpr bool in_place = std::is_same_v<T, A>;
   const bool masked = mask.rows.data != nullptr;
@@ -169,8 +169,8 @@ void softmax_forward(int64_t rows, int64_t cols, const Rows<T>& x, const Mask<M>
 }
 
 template <bool Log, class T>
-void softmax_backward(int64_t rows, int64_t cols, const Rows<T>& grad_y, const Rows<T>& y,
-                      compute_t<T> scale, Causal causal, T* grad_x) {
+void softmax_gradient_rows(int64_t rows, int64_t cols, const Rows<T>& grad_y, const Rows<T>& y,
+                           compute_t<T> scale, Causal causal, T* grad_x) {
   using A = compute_t<T>;
   using V = vec<T>;
   prefer_huge_pages(grad_x, rows * cols * int64_t(sizeof(T)));

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the host sides of group_norm share on CPU and GPU: arguments, checks, new tensors.
+#pragma once
+
+#include <opforge/host.h>
+
+#include <optional>
+
+namespace opforge {
+
+// How images are stored: the pixels of a channel are neighbours (NCHW), or the channels of a pixel
+// (NHWC), or neither, for which there is no kernel.
+enum class ImageOrder { planes, pixels, other };
+
+struct GroupNormArguments {
+  const std::optional<Tensor>&weight, &bias;
+  int64_t groups;
+  double eps;
+  bool silu;
+
+  void check(const Tensor& x) const {
+    OPFORGE_CHECK(x.dim() >= 2, "group_norm: x must have at least two dims");
+    OPFORGE_CHECK(groups >= 1 && x.size(1) % groups == 0,
+                  "group_norm: groups must divide the channels of x");
+    OPFORGE_CHECK(eps > 0 && eps < INFINITY, "group_norm: eps must be positive");
+    for (const auto* param : {&weight, &bias}) {
+      OPFORGE_CHECK(!*param || (same_device(x, **param) && (*param)->dim() == 1 &&
+                                (*param)->size(0) == x.size(1)),
+                    "group_norm: weight and bias must hold one value per channel of x");
+    }
+  }
+
+  // The statistics are the forward's, or empty.
+  void check_backward(const Tensor& grad_y, const Tensor& x, const Tensor& mean,
+                      const Tensor& rstd) const {
+    check(x);
+    OPFORGE_CHECK(
+        same_device(grad_y, x) && same_shape(grad_y, x) && dtype_code(grad_y) == dtype_code(x),
+        "group_norm_backward: grad_y and x differ in device, shape or dtype");
+    for (const Tensor* one : {&mean, &rstd}) {
+      OPFORGE_CHECK(
+          one->numel() == 0 || (one->numel() == x.size(0) * groups && same_device(*one, x) &&
+                                dtype_code(*one) == accumulator_dtype(x)),
+          "group_norm_backward: mean and rstd must be the forward's");
+    }
+  }
+
+  // A value for each group of each sample.
+  Tensor statistic(const Tensor& x) const {
+    const int64_t shape[2] = {x.size(0), groups};
+    return empty(shape, accumulator_dtype(x), x);
+  }
+};
+
+inline Tensor no_statistic(const Tensor& x) {
+  const int64_t none = 0;
+  return empty({&none, 1}, accumulator_dtype(x), x);
+}
+
+// Of a parameter; empty if there is none.
+inline Tensor param_gradient(const std::optional<Tensor>& param, const Tensor& x) {
+  const int64_t none = 0;
+  return param ? empty(sizes(*param), *param) : empty({&none, 1}, x);
+}
+
+}  // namespace opforge
