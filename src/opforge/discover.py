@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds op folders and loads them. One inside the package and one on disk are handled alike."""
+"""Finds op folders and loads them. Built-in ops and users' ops are loaded in the same way."""
 
 from __future__ import annotations
 
@@ -27,58 +27,58 @@ _CONTENT = ("*.py", "*.cu", "*.cuh", "*.cpp", "*.h", "*.hpp")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A loaded op folder."""
+    """An op folder that has been loaded."""
 
     op: Op
     function: Callable[..., Any]
     digest: str
 
 
-_lock = threading.RLock()  # an op.py may load other ops
-_by_version: dict[tuple[Path, str], Loaded] = {}  # folder and digest of its content
-# Namespace and name, also of a record that failed to register: torch may crash when a name that was
-# taken back is defined again.
+_lock = threading.RLock()  # reentrant, because an op.py may load other ops
+_by_version: dict[tuple[Path, str], Loaded] = {}  # by folder and digest of its content
+# Used pairs of namespace and name. Records that failed to register stay in it, because torch may
+# crash if a name is defined again after it was removed.
 _taken: set[tuple[str, str]] = set()
 
 
 def builtin_names() -> list[str]:
-    """The ops that ship with opforge: every folder under ``ops/`` that has an ``op.py``."""
+    """Names of the built-in ops: all folders under ``ops/`` that have an ``op.py``."""
     return sorted(p.parent.name for p in BUILTIN_FOLDER.glob("*/op.py"))
 
 
 def load(path: str | Path) -> Callable[..., Any]:
     """Load the op in a folder and return its public function.
 
-    Loading a changed folder again gives the new version, beside the old one.
+    If the folder has changed since, this loads the new version; the old one keeps working.
     """
     return load_folder(Path(path)).function
 
 
 def find(name_or_path: str) -> Op:
-    """The op behind a built-in name or a folder's path, as every command takes it."""
+    """The record of an op, given a built-in name or the path of a folder, as commands take it."""
     if name_or_path in builtin_names():
         return load_folder(BUILTIN_FOLDER / name_or_path).op
     if not Path(name_or_path).is_dir():
         meant = did_you_mean(name_or_path, [*builtin_names(), *_beside(name_or_path)])
         raise RecordError(
             f"{name_or_path!r} is neither a built-in op ({', '.join(builtin_names())}) "
-            f"nor an op folder{meant}"
+            f"nor an op folder (a folder with an op.py){meant}"
         )
     return load_folder(Path(name_or_path)).op
 
 
 def where(op: Op) -> str:
-    """What finds an op again: a built-in name, or its folder."""
+    """A string that ``find`` resolves to the op: its built-in name or its folder."""
     return op.name if op.namespace == BUILTIN_NAMESPACE else str(op.folder)
 
 
 def _beside(path: str) -> list[str]:
-    """The op folders in the folder where ``path`` would be."""
+    """Op folders in the parent folder of ``path``, as suggestions for a misspelled path."""
     return [str(p.parent) for p in Path(path).parent.glob("*/op.py")]
 
 
 def record_of(op: str | Path | Op | Callable[..., Any]) -> Op:
-    """The record of an op given as a built-in name, a folder, a record or a public function."""
+    """The record of an op, given as a built-in name, a folder, a record or a public function."""
     if isinstance(op, Op):
         return op
     if isinstance(op, (str, Path)):
@@ -95,17 +95,19 @@ def function_of(op: Op) -> Callable[..., Any]:
 
 
 def loaded() -> list[Loaded]:
-    """Everything loaded so far."""
+    """All ops loaded so far."""
     return list(_by_version.values())
 
 
 def load_folder(path: Path) -> Loaded:
-    """Load an op folder: import its op.py, register its record."""
+    """Load an op folder: import its op.py and register its record with torch."""
     folder = path.expanduser().resolve()
     if not folder.is_dir():
-        raise RecordError(f"{path} is not a folder; an op is a folder with an op.py")
+        raise RecordError(f"{path} is not a folder; an op is a folder that contains an op.py")
     if not (folder / "op.py").is_file():
-        raise RecordError(f"{path} is no op folder: it has no op.py")
+        raise RecordError(
+            f"{path} is not an op folder: it has no op.py; write one that contains op = Op(...)"
+        )
     with _lock:
         version = folder, _digest(folder)
         if version not in _by_version:
@@ -117,7 +119,7 @@ def _load_version(folder: Path, digest: str) -> Loaded:
     module, op, other_namespace = _read(folder, digest)
     if (op.namespace, op.name) in _taken:
         print(
-            f"opforge: {op.name} is loaded already in another version; "
+            f"opforge: another version of {op.name} is already loaded; "
             f"this one is torch.ops.{other_namespace}.{op.name}",
             file=sys.stderr,
         )
@@ -136,8 +138,8 @@ def _load_version(folder: Path, digest: str) -> Loaded:
 
 
 def _read(folder: Path, digest: str) -> tuple[ModuleType, Op, str]:
-    """Import an op.py: the module, its record, and the namespace if its own is taken."""
-    # Two folders may hold the same text; each is a version of its own.
+    """Import an op.py. Returns its module, its record, and the namespace to register it in."""
+    # The path is part of the identity, because two folders may have the same content.
     identity = hashlib.sha256(f"{folder}\0{digest}".encode(errors="surrogateescape")).hexdigest()
     module = _import(folder, identity)
     op = _the_record(module, folder)
@@ -145,16 +147,24 @@ def _read(folder: Path, digest: str) -> tuple[ModuleType, Op, str]:
     if folder.parent == BUILTIN_FOLDER:
         op.namespace = BUILTIN_NAMESPACE
     elif op.namespace == BUILTIN_NAMESPACE:
-        raise RecordError(f"{folder}: the namespace 'opforge' is the package's own; choose another")
+        raise RecordError(
+            f"{folder}: the namespace 'opforge' is reserved for built-in ops; choose another"
+        )
     return module, op, f"{op.namespace}_{identity[:8]}"
 
 
 def unregistered(folder: Path) -> list[Op]:
-    """The record of an op folder in both namespaces it may get, to look at and not to call."""
+    """The record of a folder, once per namespace it may get. It is not registered or callable."""
     _, first, other_namespace = _read(folder, _digest(folder))
     second = copy.copy(first)
     second.namespace = other_namespace
     return [first, second]
+
+
+def digest_of(op: Op) -> str:
+    """Changes when any file of the op does."""
+    assert op.folder is not None
+    return _digest(op.folder)
 
 
 def _digest(folder: Path) -> str:
@@ -171,13 +181,13 @@ def _import(folder: Path, identity: str) -> ModuleType:
     inside = folder.parent == BUILTIN_FOLDER
     name = f"opforge.ops.{folder.name}" if inside else f"opforge_op_{identity[:16]}"
     before = _modules_of(name)
-    for old in before:  # an older version of a built-in op: its record stays as it is
+    for old in before:  # an older version of a built-in op, whose record stays valid
         del sys.modules[old]
     package = ModuleType(name)
     package.__path__ = [str(folder)]
     package.__spec__ = ModuleSpec(name, None, is_package=True)
     sys.modules[name] = package
-    importlib.invalidate_caches()  # a file may have appeared within the clock's resolution
+    importlib.invalidate_caches()  # a new file may be too recent for importlib's cache
     try:
         return importlib.import_module(f"{name}.op")
     except Exception as error:
@@ -190,7 +200,7 @@ def _import(folder: Path, identity: str) -> ModuleType:
 
 
 def _modules_of(package: str) -> dict[str, ModuleType]:
-    """What is imported of a package."""
+    """The imported modules of a package."""
     return {n: m for n, m in sys.modules.items() if n == package or n.startswith(f"{package}.")}
 
 

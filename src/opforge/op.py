@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``Op``, the record that declares an operator. Everything else is derived from it.
 
-An op folder's ``op.py`` makes exactly one ``Op``. Names tie its parts together: a backward asks for
-``grad_<output>``, for inputs and outputs it wants saved (by their names), for ``<input>_shape``,
-``needs_<input>`` and ``may_overwrite``, and gets just those. The record's other functions get the
-arguments that their parameters name, see :class:`Op`.
+The ``op.py`` of an op folder makes exactly one ``Op``. Its functions get their arguments by name.
+The parameters of a backward can be ``grad_<output>``, an input or output (which is then saved),
+``<input>_shape``, ``needs_<input>`` and ``may_overwrite``. :class:`Op` lists the other functions.
 """
 
 from __future__ import annotations
@@ -27,30 +26,31 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 DEFAULT_NAMESPACE = "opforge_user"
 
-MAY_OVERWRITE = "may_overwrite"  # a bool that backwards can ask for, see gradient.py
+MAY_OVERWRITE = "may_overwrite"  # a bool parameter of backwards, see gradient.py
 
 
 @dataclass(frozen=True)
 class Backward:
-    """The backward op: a schema and a reference of its own, like the forward's.
+    """The backward op. Like the forward, it has a schema and a reference.
 
     Args:
-        schema: its arguments say what is saved, its returns are named ``grad_<input>``. A ``bool
-            may_overwrite`` among them is true where nobody will read the saved outputs again: the
-            backward may write to them, or take their memory for its results.
-        reference: the same in plain PyTorch. What it gets of the forward's statistics is constant
-            to it: let it make its own, and it can be differentiated again.
-        unsaved: given those of the forward's arguments that it asks for, names those that the
-            backward can do without this time; it gets None, and they are not kept alive. It may
-            go by numbers, shapes and what is None, never by values: tensors have none while a
-            model is compiled.
-        shared: gradients that are others', as ``{"residual": "grad_y"}`` for what is only added.
-            Where the backward returns none for the first, or an empty tensor, it is the second:
-            an output's, as it comes, or another one that is returned. Nothing is written twice.
-        overwrites: ``{"x": "overwrite"}``: where the bool argument ``overwrite`` of both schemas is
+        schema: its arguments determine what is saved; its returns are named ``grad_<input>``. The
+            argument ``bool may_overwrite`` is true if nobody reads the saved outputs again. Then
+            the backward may write to them, or use their memory for its results.
+        reference: the backward in plain PyTorch. The forward's statistics are constants to it. To
+            be differentiable again, it must compute them itself.
+        unsaved: takes arguments of the forward by name, and returns the names of inputs that the
+            backward does not need this time. They are not kept alive, and the backward gets None.
+            It may depend on numbers, shapes and on what is None, but not on values of tensors,
+            which do not exist while a model is compiled.
+        shared: gradients that equal others, as ``{"residual": "grad_y"}`` for an input that is only
+            added. If the backward does not return the first, or returns an empty tensor for it,
+            autograd gets the second: the gradient of an output, or another returned gradient. This
+            avoids a copy.
+        overwrites: as ``{"x": "overwrite"}``. If the bool argument ``overwrite`` of both schemas is
             true, the kernel may write the gradient of ``x`` over ``x`` and return ``x`` itself. It
-            gets false where that cannot be: compiled, transformed, or differentiated again.
-        composed: as the op's.
+            is false where that is impossible: compiled, transformed, or differentiated again.
+        composed: as for :class:`Op`.
     """
 
     schema: str
@@ -63,11 +63,11 @@ class Backward:
 
 @dataclass(frozen=True)
 class PackageHeaders:
-    """Headers that an installed Python package carries, such as CUTLASS's.
+    """Headers inside an installed Python package, such as CUTLASS.
 
     Args:
-        distribution: the name that pip installs it by; its version is part of the build's key.
-        path: the folder to include, as the package installs it.
+        distribution: its name for pip. Its version is part of the cache key.
+        path: the include folder, relative to where the package is installed.
     """
 
     distribution: str
@@ -76,53 +76,72 @@ class PackageHeaders:
 
 @dataclass(frozen=True)
 class Build:
-    """What it takes to compile an op, beside the sources in its folder. All of it is in the key.
+    """Options for compiling an op's sources. All of them are part of the cache key.
 
     Args:
-        include: more folders of headers: paths (relative ones from the op's folder) or
+        include: more folders of headers: paths (relative to the op's folder) or
             :class:`PackageHeaders`.
-        flags: more compiler flags, by target: ``{"cuda": ["--use_fast_math"], "cpu": [...]}``.
-            The simulator's are under ``"sim"``.
-        libraries: more libraries to link, by target, as the linker takes them: ``["-lcublasLt"]``.
-        archs: the GPU targets its kernels need, such as ``["9.0a"]``. Each takes the place of the
-            plain architecture where that is built for.
-        not_simulated: why its CUDA kernels cannot run in the simulator. `opforge check` and
-            `opforge sim` show those rows as not run, with this reason.
+        flags: more compiler flags for each target: ``{"cuda": ["--use_fast_math"], "cpu": [...]}``.
+            The simulator is the target ``"sim"``.
+        libraries: more linker arguments for each target, such as ``{"cuda": ["-lcublasLt"]}``.
+        archs: the GPU targets that its kernels need, such as ``["9.0a"]``. Each replaces its plain
+            architecture (9.0) in builds that include that.
+        by_dtype: targets (``["cuda"]``, ``["cpu"]``) whose sources are compiled once per dtype,
+            each into a library of its own, in parallel. A first call compiles and loads only the
+            library for the dtype of the op's first tensor. ``dispatch`` then knows that dtype
+            alone; use ``dispatch_all`` for tensors whose dtype may differ from it.
+        on_demand: patterns of source files in the folder (``["units/*.cu"]``), each compiled into a
+            library of its own when the host code first calls its ``opforge::Unit``.
+        not_simulated: the reason why its CUDA kernels cannot run in the simulator. `opforge check`
+            and `opforge sim` then show those rows as not run, with this reason.
     """
 
     include: Sequence[str | PackageHeaders] = ()
     flags: Mapping[str, Sequence[str]] = field(default_factory=dict)
     libraries: Mapping[str, Sequence[str]] = field(default_factory=dict)
     archs: Sequence[str] = ()
+    by_dtype: Sequence[str] = ()
+    on_demand: Sequence[str] = ()
     not_simulated: str = ""
 
     def __post_init__(self) -> None:
         lists = {"include": self.include, "archs": self.archs}
+        lists |= {"by_dtype": self.by_dtype, "on_demand": self.on_demand}
         lists |= {f"flags of {t}": v for t, v in self.flags.items()}
         lists |= {f"libraries of {t}": v for t, v in self.libraries.items()}
         for what, value in lists.items():
             if isinstance(value, str):
                 raise RecordError(f"Build has {value!r} for {what}; it takes a list of strings")
+        for pattern in self.on_demand:
+            if not pattern.endswith((".cu", ".cpp")):
+                raise RecordError(
+                    f"Build has {pattern!r} for on_demand; it takes patterns of sources, such as "
+                    "'units/*.cu' or 'units/*.cpp'"
+                )
         for what, given in (("flags", self.flags), ("libraries", self.libraries)):
             if unknown := set(given) - {"cpu", "cuda", "sim"}:
                 raise RecordError(
                     f"Build has {what} for {unknown.pop()!r}; targets are cpu, cuda and sim"
                 )
+        if unknown := set(self.by_dtype) - {"cpu", "cuda"}:
+            raise RecordError(
+                f"Build has by_dtype for {unknown.pop()!r}; only cpu and cuda are compiled by dtype"
+            )
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The fewest bytes an op must move and the operations it must do."""
+    """The fewest bytes that an op must move, and its number of operations."""
 
     bytes: int
     operations: int
-    written: int = 0  # of the bytes
-    floor: int = 0  # what no implementation can do without: one may save less for its backward
+    written: int = 0  # how many of the bytes are written
+    floor: int = 0  # fewest bytes for any implementation, which may save less for its backward
 
 
 @dataclass(frozen=True)
 class Make:
-    """Makes the tensors of a case: ``make(8, 33)`` is a random tensor of that shape."""
+    """Makes the tensors of a case: ``make(8, 33)`` returns a random tensor of that shape."""
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
@@ -131,8 +150,8 @@ class Make:
     _made: list[int] = field(default_factory=list, repr=False)
 
     def __call__(self, *shape: int) -> torch.Tensor:
-        """A random tensor of this shape; every call draws other values."""
-        # The generator lives on the CPU so that a case is the same on every device.
+        """A random tensor of this shape. Each call draws new values."""
+        # A generator on the CPU gives the same values for every device.
         self._made.append(1)
         generator = torch.Generator().manual_seed(self.seed * 1009 + len(self._made))
         values = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -143,47 +162,48 @@ class Make:
 class Op:
     """Declares one operator.
 
-    ``reference`` and ``composed`` take the schema's arguments in order. ``statistics``,
-    ``validate``, ``operations``, ``bytes``, ``product``, ``module``, what a function of ``peers``
-    returns and :class:`Backward`'s ``unsaved`` get by name what they ask for:
-    ``operations=lambda x: 4 * x.numel()``. ``**kwargs`` asks for all arguments. A parameter with a
-    default that names no argument keeps its default, as in ``lambda x, factor=4: …``.
+    ``reference`` and ``composed`` take all arguments of the schema, in order. These functions get
+    only the arguments that their parameters name: ``statistics``, ``validate``, ``operations``,
+    ``bytes``, ``product``, ``module``, the callables of ``peers``, and ``unsaved`` of
+    :class:`Backward`. An example is ``operations=lambda x: 4 * x.numel()``. ``**kwargs`` asks for
+    all arguments. A parameter that names no argument must have a default, which it keeps, as in
+    ``lambda x, factor=4: …``.
 
     Args:
-        schema: ``"name(Tensor x, float scale) -> Tensor y"``; every argument and return is named.
-        reference: the math in plain PyTorch, the definition of truth; takes the schema's arguments.
+        schema: ``"name(Tensor x, float scale) -> Tensor y"``; names every argument and return.
+        reference: the math in plain PyTorch, which defines the correct result.
         backward: a :class:`Backward` (an op with kernels), or a function in plain PyTorch that
-            returns one gradient per tensor input. Without it the gradient is the VJP of the
+            returns one gradient per tensor input. By default the gradient is the VJP of the
             reference.
-        composed: what runs in place of kernels, on every device, where an op is made of others and
-            has no C++ of its own: a function of its arguments that calls torch and other ops, below
-            autograd, and returns all that the schema does.
-        dtypes: what every tensor argument may have.
-        own_dtypes: the arguments with dtypes of their own, by name: labels, seeds, positions.
-        statistics: what the forward returns for its backward alone, after its outputs and by name:
-            functions in plain PyTorch. Callers of the op do not see them.
-        validate: raises ValueError or TypeError for arguments the reference would accept but the
-            op does not, with a message that names the argument.
-        cases: yields argument tuples, given a :class:`Make`. Without it a few are derived from the
-            schema: those that the reference takes.
+        composed: for an op that is made of other ops and has no C++ of its own: a function that
+            runs in place of kernels, on every device. It calls torch and other ops below autograd,
+            and returns everything that the schema returns.
+        dtypes: the dtypes that tensor arguments may have.
+        own_dtypes: argument name -> its dtypes, for arguments such as labels, seeds and positions.
+        statistics: name -> a function in plain PyTorch, for returns that only the backward sees.
+            They come after the outputs in the schema. Callers of the op do not get them.
+        validate: raises ValueError or TypeError for arguments that the reference accepts but the
+            op does not. The message names the argument.
+        cases: takes a :class:`Make` and yields argument tuples. By default a few are derived from
+            the schema: those that the reference accepts.
         operations: arithmetic operations per call, for the roofline.
-        bytes: the fewest bytes a call must move, where that is less than all its tensors (a lookup
-            in a table, say); by default every tensor is read or written once.
-        sized: ``sized(make, *shape)`` gives the arguments of a benchmark of that shape, or a dict
-            of them by name where several are worth timing. By default a case is resized.
-        peers: other ways to compute the op, by name: functions that import one and return a
-            callable. ImportError says that it is not installed.
-        product: for matrix work, the two matrices whose library product is the speed to reach.
-        like: the tensor input whose strides the output takes. By default outputs are contiguous.
+        bytes: the fewest bytes that a call must move, if that is less than all its tensors (as for
+            a lookup in a table). By default every tensor is read or written once.
+        sized: ``sized(make, *shape)`` returns the arguments of a benchmark for that shape, or a
+            dict that names several sets of arguments. By default a case is resized.
+        peers: name -> a function that imports another implementation and returns a callable. An
+            ImportError means that it is not installed.
+        product: for matrix work, the two matrices whose product by the library is the ceiling.
+        like: the tensor input whose strides the output gets. By default outputs are contiguous.
         pointwise: every output element depends on one element of each (broadcast) input.
-        rowwise: output elements depend on several elements of an input (norms, softmax, sums along
-            a dim): in whatever order these are added up.
-        same_bits: on the CPU the result does not depend on the number of threads, to the bit.
-        autocast: what autocast does to the inputs: ``"promote"`` to the widest of them, a dtype,
-            or nothing.
-        module: makes the ``nn.Module`` around the op, if there is one, for arguments of a case;
-            called with the tensor arguments that the module does not own, it is the op.
-        build: what it takes to compile its sources beside the folder: a :class:`Build`.
+        rowwise: output elements add up several elements of an input, in any order (norms, softmax,
+            sums along a dim).
+        same_bits: on the CPU, the result has the same bits for any number of threads.
+        autocast: how autocast casts the inputs: ``"promote"`` to the widest of them, to a dtype, or
+            not at all.
+        module: takes arguments of a case and returns the ``nn.Module`` around the op. The module
+            takes the tensor arguments that it does not own and computes the op.
+        build: options for compiling its sources: a :class:`Build`.
         namespace: ``torch.ops.<namespace>``; ``opforge`` for the built-in ops.
     """
 
@@ -213,8 +233,8 @@ class Op:
     # Set when the op is loaded from its folder.
     folder: Path | None = field(default=None, init=False)
     _call: Callable[..., Any] = field(init=False, repr=False)
-    _gradient: Any = field(default=None, init=False, repr=False)  # how it is differentiated
-    # By the name of the schema: what is composed, with the checks and promises of a kernel.
+    _gradient: Any = field(default=None, init=False, repr=False)  # wires the backward into autograd
+    # Schema name -> the composed function, with the same checks and outputs as a kernel.
     _composed: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -224,7 +244,7 @@ class Op:
                 "Op(schema='relu(Tensor x) -> Tensor y', reference=torch.relu)"
             )
         self.forward = schemas.parse(self.schema)
-        self._call = self._refuse  # until it is loaded: no call has to look whether it is
+        self._call = self._refuse  # replaced when it is loaded, so that calls need not check that
         if self.reference is None:
             raise RecordError(
                 f"the record of {self.name} has no reference; pass reference=<a function in plain "
@@ -232,7 +252,9 @@ class Op:
             )
         tensors = [a.name for a in self.forward.args if a.type == "Tensor"]
         if not tensors:
-            raise RecordError(f"schema {self.schema!r} has no Tensor argument; an op takes one")
+            raise RecordError(
+                f"schema {self.schema!r} has no Tensor argument; an op needs at least one"
+            )
         if self.like is not None and self.like not in tensors:
             raise RecordError(
                 f"the record of {self.name} says like={self.like!r}, "
@@ -246,8 +268,8 @@ class Op:
             )
         if taken := {"opforge", "eager", "torch.compile"} & set(self.peers):
             raise RecordError(
-                f"the record of {self.name} calls a peer {taken.pop()!r}, which stands for the op "
-                "itself or its reference; choose another name"
+                f"the record of {self.name} names a peer {taken.pop()!r}, which is reserved for "
+                "the op itself or its reference; choose another name"
             )
         self._check_names_are_distinct()
         schemas.check_name(self.namespace, "namespace")
@@ -255,12 +277,12 @@ class Op:
 
     @property
     def name(self) -> str:
-        """The name in the schema."""
+        """The op's name, from its schema."""
         return self.forward.name
 
     @property
     def outputs(self) -> tuple[schemas.Arg, ...]:
-        """The returns that callers get: all but the statistics."""
+        """The returns that callers get: all except the statistics."""
         return self.forward.returns[: len(self.forward.returns) - len(self.statistics)]
 
     def allowed(self, argument: str) -> tuple[torch.dtype, ...]:
@@ -268,20 +290,20 @@ class Op:
         return self.own_dtypes.get(argument, self.dtypes)
 
     def returned(self, *args: Any) -> tuple[torch.Tensor, ...]:
-        """All that the schema returns, in plain PyTorch: the outputs, then the statistics."""
+        """All returns of the schema in plain PyTorch: the outputs, then the statistics."""
         assert self.reference is not None
         hidden = [statistic(*args) for statistic in self.statistics.values()]
         return (*as_tuple(self.reference(*args)), *hidden)
 
     @property
     def kernels(self) -> tuple[schemas.Schema, ...]:
-        """The schemas that C++ implements: the forward and, where there is one, the backward op."""
+        """The schemas that C++ implements: the forward and, if there is one, the backward op."""
         if isinstance(self.backward, Backward):
             return (self.forward, schemas.parse(self.backward.schema))
         return (self.forward,)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Run the op on the schema's arguments, all of them, in order or by name."""
+        """Run the op on all arguments of the schema, by position or by name."""
         if named:
             args = self.forward.in_order(args, named)
         return self._call(*args)
@@ -291,13 +313,13 @@ class Op:
 
     @property
     def gradient_formula(self) -> Callable[..., Any] | None:
-        """The backward in plain PyTorch, where the record has one."""
+        """The backward in plain PyTorch, or None if the record has none."""
         return self.backward.reference if isinstance(self.backward, Backward) else self.backward
 
     def iter_cases(self, make: Make) -> Iterator[tuple[Any, ...]]:
-        """The record's cases, checked against the schema; derived from it if there are none."""
+        """The record's cases, or cases derived from the schema. Their length is checked."""
         if self.cases is None:
-            from opforge.truth import derived_cases  # which needs this module
+            from opforge.truth import derived_cases  # here, because it imports this module
 
             yield from derived_cases.make_all(self, make)
             return
@@ -310,7 +332,7 @@ class Op:
             yield case
 
     def cost(self, *args: Any) -> Cost:
-        """Every tensor of the caller read or written once, and the record's operation count."""
+        """The cost of a forward: every tensor is moved once, and the record counts operations."""
         outputs = self._on_meta([a.to("meta") if isinstance(a, torch.Tensor) else a for a in args])
         read = sum_of_bytes(a for a in args if isinstance(a, torch.Tensor))
         written = sum_of_bytes(outputs[: len(self.outputs)])
@@ -319,9 +341,10 @@ class Op:
         return Cost(moved, operations, min(written, moved), moved)
 
     def backward_cost(self, *args: Any) -> Cost:
-        """Gradients and what was saved read once, new gradients written once.
+        """The cost of a backward: gradients and saved tensors are read once, new gradients written.
 
-        A gradient that is a view of an incoming one costs nothing, one of two inputs is one.
+        A gradient that is a view of an incoming one costs nothing. A gradient that two inputs share
+        counts once.
         """
         leaves = [
             a.to("meta").requires_grad_(a.is_floating_point()) if isinstance(a, torch.Tensor) else a
@@ -357,7 +380,7 @@ class Op:
         return as_tuple(getattr(getattr(torch.ops, self.namespace), self.name)(*args))
 
     def _resolve_parameters(self) -> None:
-        """From here on the record's functions take all arguments, and use those they ask for."""
+        """Wrap the record's functions to take all arguments and pass on those they ask for."""
         for name in ("validate", "operations", "bytes", "product", "module"):
             if (function := getattr(self, name)) is not None:
                 setattr(self, name, by_name(function, self.forward, name))
@@ -370,7 +393,7 @@ class Op:
         }
 
     def _peer(self, name: str, find: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-        """What is installed of a peer; only then its parameters can be seen."""
+        """Import a peer and wrap its callable. Its parameters are unknown before the import."""
         return by_name(find(), self.forward, f"what peers[{name!r}] returns")
 
     def _check_statistics(self) -> None:
@@ -392,7 +415,7 @@ class Op:
             )
 
     def _check_names_are_distinct(self) -> None:
-        """A backward asks by name, so no two things may have one name."""
+        """Raise if a name has two meanings, because a backward asks for values by name."""
         inputs = [a.name for a in self.forward.args]
         outputs = [r.name for r in self.forward.returns]
         derived = [f"grad_{o}" for o in outputs]
@@ -400,20 +423,20 @@ class Op:
         names = [*inputs, *outputs, *derived, MAY_OVERWRITE]
         for name in {n for n in names if names.count(n) > 1}:
             raise RecordError(
-                f"schema {self.schema!r}: {name!r} would stand for two things; rename an argument "
+                f"schema {self.schema!r}: {name!r} would have two meanings; rename an argument "
                 "or return (grad_<output>, needs_<input>, <input>_shape and "
-                f"{MAY_OVERWRITE} are taken, too)"
+                f"{MAY_OVERWRITE} are reserved)"
             )
 
 
-# Folders below an op's that hold nothing of it.
+# Subfolders that are not part of an op.
 _FOREIGN = {"__pycache__", "prebuilt", "build", "dist", "tests"}
 
 
 def files_of(folder: Path, *patterns: str) -> list[Path]:
-    """An op's files of these patterns, also in subfolders, in a fixed order.
+    """An op's files that match these patterns, including subfolders, in a fixed order.
 
-    Left out: hidden folders, virtual environments, other ops, tests and what a build leaves behind.
+    Hidden folders, virtual environments, other ops, tests and build outputs are left out.
     """
     found = []
     for path, folders, names in os.walk(folder):
@@ -430,17 +453,17 @@ def _is_foreign(folder: Path) -> bool:
 
 
 def sum_of_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """What tensors hold together."""
+    """The total number of bytes of tensors."""
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """One output or several, as a tuple."""
+    """The outputs as a tuple, whether there are one or several."""
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def as_result(values: Sequence[Any]) -> Any:
-    """The other way round: what a function with these outputs returns."""
+    """The return value of a function with these outputs: a tensor, or a tuple of several."""
     return values[0] if len(values) == 1 else tuple(values)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GPU architectures: what to build for, and how nvcc wants it said."""
+"""GPU architectures: which ones to build for, and nvcc's flags for them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from opforge.errors import ToolchainError
 
-# Without a GPU to look at and without a wish: Ampere, Hopper and Blackwell servers, and Hopper PTX,
-# which the driver compiles for anything newer.
+# Without a visible GPU and a choice: Ampere, Hopper and Blackwell servers, and Hopper PTX, which
+# the driver compiles for newer GPUs.
 DEFAULT = ("8.0", "9.0", "10.0", "9.0+PTX")
 
 FAMILIES = {
@@ -57,10 +57,10 @@ def parse(text: str) -> tuple[str, ...]:
 
 
 def with_needed(chosen: tuple[str, ...], needed: Sequence[str]) -> tuple[str, ...]:
-    """``chosen`` as an op builds it that needs certain targets, such as 9.0a.
+    """``chosen`` for an op that needs certain targets, such as 9.0a.
 
-    A needed target takes the place of the plain one it belongs to, and of its PTX, which could not
-    hold such kernels. What is needed and was not chosen is left out: nobody asked for that GPU.
+    A needed target replaces the plain one that it belongs to, and its PTX, which cannot hold such
+    kernels. A needed target whose plain one was not chosen is left out.
     """
     wanted = parse(" ".join(needed)) if needed else ()
     exact = {re.sub(r"[af]?(\+PTX)?\Z", "", name): name for name in wanted}

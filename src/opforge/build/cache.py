@@ -47,7 +47,7 @@ class Library:
 
 
 def root() -> Path:
-    """The cache directory, made if need be; raises CacheError where none is usable."""
+    """The cache directory, created if necessary; raises CacheError if none is usable."""
     if chosen := settings.explicit_cache_dir():
         return _usable(chosen.absolute(), "OPFORGE_CACHE_DIR")
     reasons = []
@@ -58,7 +58,7 @@ def root() -> Path:
             reasons.append(str(error))
     raise CacheError(
         f"no usable cache directory: {'; '.join(reasons)}. Set OPFORGE_CACHE_DIR to a private, "
-        "writable directory on a file system that allows executing"
+        "writable directory on a file system that allows execution"
     )
 
 
@@ -75,7 +75,9 @@ def _usable(place: Path, origin: str) -> Path:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = place.lstat()
     except OSError as error:
-        raise CacheError(f"{origin} {place} cannot be made: {error.strerror}; {remedy}") from None
+        raise CacheError(
+            f"{origin} {place} cannot be created: {error.strerror}; {remedy}"
+        ) from None
     if stat.S_ISLNK(status.st_mode):
         raise CacheError(f"{origin} {place} is a symbolic link; {remedy}")
     if not stat.S_ISDIR(status.st_mode):
@@ -83,7 +85,7 @@ def _usable(place: Path, origin: str) -> Path:
     if status.st_uid != os.geteuid():
         raise CacheError(
             f"{origin} {place} belongs to uid {status.st_uid}, not to {_me()}: "
-            f"libraries from there could be anybody's; {remedy}"
+            f"its owner could replace the libraries; {remedy}"
         )
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise CacheError(
@@ -143,6 +145,7 @@ def read(manifest_path: Path) -> Library:
         manifest = json.loads(manifest_path.read_text())
         if lacking := _FACTS - set(manifest):
             raise ValueError(f"the manifest has no {', '.join(sorted(lacking))}")
+        manifest.setdefault("part", "")  # older ones have no parts
         path = manifest_path.parent / manifest["library"]
         content = path.read_bytes()
     except (OSError, ValueError, TypeError) as error:
@@ -183,7 +186,7 @@ def store(staged: Path, entry: str, library: str, facts: dict[str, Any]) -> Libr
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file in one step: readers see the old text or the new, never half of it."""
+    """Write a file in one step: a reader sees the old text or the new one, never a part."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(descriptor, "w") as out:
@@ -221,7 +224,7 @@ def staging(entry: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def lock(entry: str) -> Iterator[None]:
-    """One builder per entry. The kernel drops the lock of a killed process by itself."""
+    """Allow one builder per entry. The operating system releases the lock of a killed process."""
     from filelock import FileLock, Timeout  # not needed, and not imported, to load what is there
 
     folder = root() / "locks"

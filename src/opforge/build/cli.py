@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``opforge build``."""
+"""The command ``opforge build``, which compiles kernels ahead of time."""
 
 from __future__ import annotations
 
@@ -17,23 +17,34 @@ from opforge.terminal.output import console, plain_table, say, show_table
 
 def build(
     ops: Ops = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="CPU kernels")] = False,
-    cuda: Annotated[bool, typer.Option("--cuda", help="CUDA kernels; needs nvcc, no GPU")] = False,
+    cpu: Annotated[bool, typer.Option("--cpu", help="compile CPU kernels")] = False,
+    cuda: Annotated[
+        bool, typer.Option("--cuda", help="compile CUDA kernels (needs nvcc, but no GPU)")
+    ] = False,
     arch: Annotated[
         str | None, typer.Option(help="GPU architectures, such as '9.0' or 'Ampere;Hopper'")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--out", help="put the libraries into this folder as well")
+        Path | None,
+        typer.Option(
+            "--out",
+            help="also put the libraries into this folder, to be loaded with OPFORGE_PREBUILT",
+        ),
     ] = None,
     wheel: Annotated[
         bool, typer.Option("--wheel", help="write a wheel to --out (or dist/)")
     ] = False,
 ) -> None:
-    """Compile kernels: into the cache, a folder for OPFORGE_PREBUILT, or a wheel."""
+    """Compile kernels ahead of time, into the cache, a folder or a wheel.
+
+    Without --cpu or --cuda, it compiles all kernels that this machine can compile.
+
+    Example: opforge build relu softmax --cuda --arch 9.0
+    """
     from opforge import settings
     from opforge.build import arch as architectures
     from opforge.build import compile, ship, toolchain
-    from opforge.build.plan import plan
+    from opforge.build.plan import plan_all
     from opforge.build.targets import has_sources
 
     out = console()
@@ -49,13 +60,14 @@ def build(
                 targets.append("cuda")
         except OpforgeError as reason:
             say(out, f"CUDA kernels are left out: {reason}")
-    plans = [plan(op, t, arch) for op in records for t in targets if has_sources(op, t)]
+    built = [(op, t) for op in records for t in targets if has_sources(op, t)]
+    plans = [part for op, t in built for part in plan_all(op, t, arch)]
     if not plans:
         names = ", ".join(op.name for op in records)
         raise RecordError(f"nothing to build: {names} has no source for {' or '.join(targets)}")
     started = time.monotonic()
     libraries = compile.build(plans)
-    table = plain_table("op", "target", "architectures", "KB", text="library")
+    table = plain_table("op", "target", "part", "architectures", "KB", text="library")
     placed = (
         ship.to_folder(libraries, output) if output and not wheel else [b.path for b in libraries]
     )
@@ -63,7 +75,12 @@ def build(
         facts = library.manifest
         size = f"{facts['size'] // 1024}"
         table.add_row(
-            facts["op"], facts["target"], " ".join(facts["archs"]), size, escape(str(path))
+            facts["op"],
+            facts["target"],
+            facts["part"],
+            " ".join(facts["archs"]),
+            size,
+            escape(str(path)),
         )
     show_table(out, table)
     if wheel:

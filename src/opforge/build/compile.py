@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs plans: one ninja build for all of them, then each library tried and moved into the cache."""
+"""Runs plans: one ninja build for all of them; then each library is tried and put in the cache."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import re
 import shlex
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import ninja
@@ -21,8 +22,8 @@ import torch
 from rich.console import Console
 
 from opforge.build import cache, narrowing, targets
+from opforge.build.generated import HEADER_NAME, SOURCE_NAME
 from opforge.build.plan import Plan
-from opforge.build.signature import HEADER_NAME, REQUIRED_NAME
 from opforge.errors import BuildError, CacheError, OpforgeError
 from opforge.terminal.progress import bar
 
@@ -56,12 +57,17 @@ def _build(plans: dict[str, Plan], quiet: bool) -> dict[str, cache.Library]:
                 missing.append((plan, stack.enter_context(cache.staging(entry))))
             else:
                 found[entry] = library
+        tried = [plan for plan, _ in missing if not _why_untried(plan)]
+        child = stack.enter_context(_trial_process()) if tried else None
         output = _run(missing, quiet) if missing else ""
-        for plan, staged in missing:
+        trials = _try_loading([(plan, staged / plan.library) for plan, staged in missing], child)
+        for (plan, staged), outcome in zip(missing, trials, strict=True):
+            if isinstance(outcome, BuildError):
+                raise outcome
             facts = {
                 **plan.facts,
                 **_narrowing(plan, output),
-                "tried": _try_loading(plan, staged / plan.library),
+                "tried": outcome,
                 cache.SOURCE_FOLDER: str(plan.folder),
             }
             found[plan.entry] = cache.store(staged, plan.entry, plan.library, facts)
@@ -69,7 +75,7 @@ def _build(plans: dict[str, Plan], quiet: bool) -> dict[str, cache.Library]:
 
 
 def job_limit(memory_per_job: int) -> int:
-    """MAX_JOBS, else one job per core as far as the free memory goes."""
+    """MAX_JOBS, else one job per core, or fewer if the free memory does not suffice."""
     if wished := os.environ.get("MAX_JOBS"):
         if not wished.isdecimal() or int(wished) < 1:
             raise BuildError(f"MAX_JOBS={wished!r} is not a positive whole number")
@@ -86,11 +92,13 @@ def job_limit(memory_per_job: int) -> int:
 
 
 def _run(missing: list[tuple[Plan, Path]], quiet: bool) -> str:
-    """Builds; returns what the compilers said."""
+    """Build, and return what the compilers said."""
     for plan, _ in missing:
         if plan.warning:
             _warn_once(plan.warning)
     jobs = job_limit(max(plan.memory_per_job for plan, _ in missing))
+    # The plans that include the most headers take longest, so they start first.
+    missing = sorted(missing, key=lambda one: -len(one[0].ingredients))
     for plan, staged in missing:
         _prepare(plan, staged)
     # ninja's own files live in a staging directory too: if we are killed, they are swept with it.
@@ -113,13 +121,13 @@ def _warn_once(text: str) -> None:
 
 def _prepare(plan: Plan, staged: Path) -> None:
     (staged / HEADER_NAME).write_text(plan.signature)
-    (staged / REQUIRED_NAME).write_text(plan.required)
+    (staged / SOURCE_NAME).write_text(plan.registration)
     if plan.target == "cuda":
         (staged / "stubs").mkdir()
 
 
 def _ninja_file(missing: list[tuple[Plan, Path]]) -> str:
-    """Commands carry absolute paths and need no dependency tracking: every build starts clean."""
+    """The ninja file. Paths are absolute; no dependencies are tracked, as builds start clean."""
     lines = ["rule run", "  command = cd $dir && $cmd", "  description = $what", ""]
 
     def edge(output: str, inputs: list[str], folder: Path, command: str, what: str) -> None:
@@ -130,22 +138,27 @@ def _ninja_file(missing: list[tuple[Plan, Path]]) -> str:
 
     for n, (plan, staged) in enumerate(missing):
         objects, ready = [], []
+        what = " ".join(filter(None, (plan.op, plan.target, plan.part)))
         for i, source in enumerate(plan.sources):
             name = f"{i}.o"
             command = shlex.join([*plan.compile, "-o", name, str(source)])
-            edge(f"{n}-{i}", [], staged, command, f"{plan.op} {plan.target} {source.name}")
+            edge(f"{n}-{i}", [], staged, command, f"{what} {source.name}")
             objects.append(name)
             ready.append(f"{n}-{i}")
+        if plan.registration:
+            command = shlex.join([*plan.compile_registration, "-o", "r.o", SOURCE_NAME])
+            edge(f"{n}-r", [], staged, command, f"{what} registration")
+            objects.append("r.o")
+            ready.append(f"{n}-r")
         if plan.target == "cuda":
             stub = ["-shared", "-Wl,-soname,libtorch_cuda.so", "-o", "stubs/libtorch_cuda.so"]
             command = shlex.join([plan.link[0], *stub, "-x", "c", os.devnull])
             edge(f"{n}-stub", [], staged, command, "stub")
             ready.append(f"{n}-stub")
-        required = ["-fPIC", "-x", "c", REQUIRED_NAME, "-x", "none"] if plan.required else []
         # A linker that is killed leaves half a library, so the name appears once it is whole.
-        command = shlex.join([plan.link[0], *objects, *required, *plan.link[1:], "-o", "linked"])
+        command = shlex.join([plan.link[0], *objects, *plan.link[1:], "-o", "linked"])
         command += f" && mv linked {plan.library}"
-        edge(f"{n}-link", ready, staged, command, f"{plan.op} {plan.target} link")
+        edge(f"{n}-link", ready, staged, command, f"{what} link")
     return "\n".join(lines) + "\n"
 
 
@@ -154,7 +167,9 @@ def _ninja(scratch: Path, jobs: int, plans: list[Plan], quiet: bool) -> str:
     program = Path(ninja.BIN_DIR) / "ninja"
     command = [str(program), "-C", str(scratch), "-j", str(jobs), "-k", "0"]
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C"}
-    what = ", ".join(f"{p.op} ({p.target})" for p in plans[:3]) + (", …" if len(plans) > 3 else "")
+    what = ", ".join(map(_name, sorted(plans, key=lambda p: p.stem)[:3])) + (
+        ", …" if len(plans) > 3 else ""
+    )
     console = Console(stderr=True)
     if not quiet and not console.is_terminal:
         print(f"opforge: building {what} …", file=sys.stderr)
@@ -186,8 +201,13 @@ def _ninja(scratch: Path, jobs: int, plans: list[Plan], quiet: bool) -> str:
     return "".join(lines)
 
 
+def _name(plan: Plan) -> str:
+    """A plan in messages: ``rms_norm (cuda bf16)``."""
+    return f"{plan.op} ({' '.join(filter(None, (plan.target, plan.part)))})"
+
+
 def _narrowing(plan: Plan, output: str) -> dict[str, object]:
-    """What a build with coverage is asked to tell of its sources beside."""
+    """The narrowing conversions that the compiler reports in a build with coverage."""
     if plan.target not in targets.COVERAGE.values():
         return {}
     step = re.compile(rf"^\[\d+/\d+\] {re.escape(plan.op)} {plan.target} ")
@@ -207,15 +227,15 @@ def _failed_steps(n: int, output: str) -> str:
 
 
 def _failure(plan: Plan, staged: Path, output: str) -> OpforgeError:
-    """The first diagnostic in words, and where the whole log is."""
-    name = f"{plan.op} ({plan.target})"
+    """An error with the first diagnostic and the path of the whole log."""
+    name = _name(plan)
     if _DISK_FULL.search(output) or shutil.disk_usage(staged).free < 1 << 16:
         return CacheError(
-            f"building {name} failed: no space left on device, in {staged.parent} or for the "
-            f"compiler's temporary files in {tempfile.gettempdir()}. Free some, or point "
-            "OPFORGE_CACHE_DIR or TMPDIR at another place"
+            f"building {name} failed: no space left on device in {staged.parent}, or in "
+            f"{tempfile.gettempdir()} for the compiler's temporary files. Free some space, or set "
+            "OPFORGE_CACHE_DIR or TMPDIR to another place"
         )
-    log = cache.log_path(f"{plan.op}-{plan.target}")
+    log = cache.log_path(plan.stem)
     log.write_text(output)
     if missing := _unregistered(output):
         lines = " and ".join(f"OPFORGE_IMPL({schema}, <function>)" for schema in missing)
@@ -237,11 +257,11 @@ def _failure(plan: Plan, staged: Path, output: str) -> OpforgeError:
 def _unregistered(output: str) -> list[str]:
     """The schemas whose symbol the linker did not find."""
     told = [x for x in output.splitlines() if re.search(r"undefined|isn't defined|not defined", x)]
-    return sorted(set(re.findall(r"opforge_impl_(\w+)", "\n".join(told))))
+    return sorted(set(re.findall(r"opforge_(?:impl|f32|f16|bf16|f64)_(\w+)", "\n".join(told))))
 
 
 def _mismatch(plan: Plan, output: str) -> str:
-    """Where and how a kernel is written that OPFORGE_IMPL finds to disagree with its schema."""
+    """Where a kernel that disagrees with its schema is written, and its signature."""
     told = re.search(r"opforge: the record's schema .* but `(?:\w+::)*(\w+)` is another", output)
     if told is None:
         return ""
@@ -254,27 +274,71 @@ def _mismatch(plan: Plan, output: str) -> str:
     return ""
 
 
-def _try_loading(plan: Plan, library: Path) -> str:
-    """Load the library once in a child process: a crash there must not be a crash here."""
+# Importing torch takes seconds: it is done while the compilers run.
+_TRIAL = """
+import json, sys, torch
+for line in sys.stdin:
+    torch.ops.load_library(json.loads(line))
+    print("loaded", flush=True)
+"""
+
+
+@contextlib.contextmanager
+def _trial_process() -> Iterator[subprocess.Popen[str]]:
+    """A child process that loads the libraries it is told, so that a crash does no harm here."""
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", _TRIAL]
+    process = subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace"
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _try_loading(
+    made: Sequence[tuple[Plan, Path]], child: subprocess.Popen[str] | None
+) -> list[str | BuildError]:
+    """Load fresh libraries in the child, or say why not; one result per library."""
+    outcomes: dict[Path, str | BuildError] = {path: _why_untried(plan) for plan, path in made}
+    todo = [(plan, path) for plan, path in made if not outcomes[path]]
+    if todo and child is not None:
+        loaded, reason = _load_in_child(child, [path for _, path in todo])
+        for _, path in todo[:loaded]:
+            outcomes[path] = f"loads under torch {torch.__version__}"
+        if loaded < len(todo):
+            plan, path = todo[loaded]
+            outcomes[path] = BuildError(f"{_name(plan)} was built but {reason}")
+        if rest := todo[loaded + 1 :]:  # again without the one that crashed
+            with _trial_process() as another:
+                tried = _try_loading(rest, another)
+            outcomes |= {path: outcome for (_, path), outcome in zip(rest, tried, strict=True)}
+    return [outcomes[path] for _, path in made]
+
+
+def _why_untried(plan: Plan) -> str:
     if plan.target == "cuda" and torch.version.cuda is None:
         return "not tried: this torch has no CUDA"
     target = targets.ALL.get(plan.target)
     if target is not None and not target.for_users:
         return "not tried: it needs the simulator or a recorder around it"
-    program = "import sys, torch; torch.ops.load_library(sys.argv[1])"
-    command = [sys.executable, "-c", program, str(library)]
+    return ""
+
+
+def _load_in_child(child: subprocess.Popen[str], paths: list[Path]) -> tuple[int, str]:
+    """How many of the libraries the child can load, and what happens at the next one."""
+    lines = "".join(json.dumps(str(path)) + "\n" for path in paths)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TRIAL_LIMIT)
+        printed, said = child.communicate(lines, timeout=TRIAL_LIMIT)
     except subprocess.TimeoutExpired:
-        raise BuildError(
-            f"{plan.op} ({plan.target}) was built but is still loading after {TRIAL_LIMIT:g} s"
-        ) from None
-    if done.returncode != 0:
-        code = done.returncode
-        how = f"signal {-code}" if code < 0 else f"exit status {code}"
-        said = done.stderr.strip().splitlines()
-        raise BuildError(
-            f"{plan.op} ({plan.target}) was built but crashes when it is loaded ({how}): "
-            f"{said[-1] if said else 'no message'}"
-        )
-    return f"loads under torch {torch.__version__}"
+        child.kill()
+        printed, _ = child.communicate()
+        return printed.count("loaded"), f"is still loading after {TRIAL_LIMIT:g} s"
+    if child.returncode == 0:
+        return len(paths), ""
+    code = child.returncode
+    how = f"signal {-code}" if code < 0 else f"exit status {code}"
+    last = (said.strip().splitlines() or ["no message"])[-1]
+    return printed.count("loaded"), f"crashes when it is loaded ({how}): {last}"

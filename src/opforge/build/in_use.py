@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of the cache would be loaded now: by the built-in ops, and by op folders as they are."""
+"""The cache entries that would be loaded now, by the built-in ops and by op folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from opforge import discover
 from opforge.build import cache
-from opforge.build.plan import Plan, plan, plan_guard, plan_recorder, plan_simulator
+from opforge.build.plan import Plan, plan_all, plan_guard, plan_recorder, plan_simulator
 from opforge.build.targets import ALL, has_sources
 from opforge.errors import OpforgeError
 from opforge.op import Op
@@ -43,10 +43,11 @@ def _by_folder() -> dict[Path, set[str]]:
 
 def _of(op: Op) -> set[str]:
     targets = [t for t in ALL if has_sources(op, t)]
-    return {entry for t in targets for entry in _planned(plan, op, t)}
+    return {entry for t in targets for entry in _planned(plan_all, op, t)}
 
 
-def _planned(make: Callable[..., Plan], *arguments: object) -> set[str]:
+def _planned(make: Callable[..., Plan | list[Plan]], *arguments: object) -> set[str]:
     with contextlib.suppress(OpforgeError):  # no compiler: nothing of it would be loaded
-        return {make(*arguments).entry}
+        made = make(*arguments)
+        return {one.entry for one in (made if isinstance(made, list) else [made])}
     return set()

@@ -3,38 +3,55 @@
 
 from __future__ import annotations
 
+import _thread
+import ctypes
 import platform
 import shlex
 import sys
 import threading
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from packaging.version import Version
 
-from opforge import settings
-from opforge.build import arch, cache, toolchain
-from opforge.build.plan import ABI, plan, signature_digest
+from opforge import discover, settings
+from opforge.build import arch, cache, targets, toolchain
+from opforge.build.parts import BASE, parts_of
+from opforge.build.plan import ABI, plan, signature_digest, stem
 from opforge.build.targets import has_sources
 from opforge.errors import CacheError, KernelUnavailable, OpforgeError, ToolchainError
 from opforge.op import Op
 
 _lock = threading.RLock()
-# (namespace, op, target) -> the loaded library, or why there is none
-_attempts: dict[tuple[str, str, str], cache.Library | OpforgeError] = {}
+# By namespace, op and target: the loaded library that torch calls, the digest of the sources then,
+# and overrides of the launch configuration.
+_loaded: dict[tuple[str, str, str], cache.Library] = {}
+_sources: dict[tuple[str, str, str], str] = {}
+_tuning: dict[tuple[str, str, str], tuple[int, int, int]] = {}
+# By part as well: what is open.
+_opened: dict[tuple[str, str, str, str], ctypes.CDLL] = {}
+# By dtype as well, where it matters: why there is no library.
+_failed: dict[tuple[str, str, str, torch.dtype | None], OpforgeError] = {}
+# The C++ side of it is Loader in host/registration.h.
+_LOADER = ctypes.CFUNCTYPE(
+    ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_uint64
+)
+_loaders: list[Any] = []  # callable for as long as there are libraries that may call them
 
 
-def ensure(op: Op, function: str, device_type: str) -> bool:
+def ensure(op: Op, function: str, device_type: str, dtype: torch.dtype | None = None) -> bool:
     """Load the kernel for a device, once. True: torch now has it. False: the reference serves.
 
+    ``dtype`` is that of the call which needs it: what is compiled by dtype is built for it now.
     A CUDA tensor is never served by the reference: that raises.
     """
     if device_type not in ("cpu", "cuda"):
         return False
     with _lock:
-        outcome = _attempt(op, device_type)
+        outcome = _attempt(op, device_type, dtype)
     key, qualified = device_type.upper(), f"{op.namespace}::{function}"
     if isinstance(outcome, cache.Library):
         if torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
@@ -45,27 +62,37 @@ def ensure(op: Op, function: str, device_type: str) -> bool:
     return False
 
 
-def _attempt(op: Op, target: str) -> cache.Library | OpforgeError:
+def _attempt(op: Op, target: str, dtype: torch.dtype | None) -> cache.Library | OpforgeError:
     known = (op.namespace, op.name, target)
-    if known not in _attempts:
-        if target == "cuda" and _is_capturing():
-            raise KernelUnavailable(
-                f"opforge.{op.name} is not loaded yet, and loading is impossible while a CUDA "
-                "graph is being captured: run it once before capturing"
-            )
+    # Where the kernels of one dtype cannot be had, those of another may be there.
+    failed = (*known, dtype if target in op.build.by_dtype else None)
+    if known not in _loaded and failed not in _failed:
+        if target == "cuda":
+            _refuse_while_capturing(op)
         try:
-            library = find(op, target)
+            library = find(op, target, dtype)
             _load(library)
-            _attempts[known] = library
+            _connect(op, target, BASE, library)
+            _sources[known] = discover.digest_of(op)
+            _loaded[known] = library
         except (ToolchainError, KernelUnavailable, CacheError) as error:
             # No compiler, no source, no place to build. (A compile error is raised: it is a bug.)
-            _attempts[known] = error
+            _failed[failed] = error
             if target == "cpu" and has_sources(op, target):
                 warnings.warn(
                     f"opforge.{op.name} runs through its PyTorch reference on the CPU: {error}",
                     stacklevel=2,
                 )
-    return _attempts[known]
+    return _loaded[known] if known in _loaded else _failed[failed]
+
+
+def _refuse_while_capturing(op: Op, part: str = BASE) -> None:
+    if _is_capturing():
+        what = f"the part of opforge.{op.name} for {part}" if part else f"opforge.{op.name}"
+        raise KernelUnavailable(
+            f"{what} is not loaded yet, and loading is impossible while a CUDA graph is being "
+            "captured: run it once before capturing"
+        )
 
 
 def _is_capturing() -> bool:
@@ -79,73 +106,154 @@ def _load(library: cache.Library) -> None:
         raise KernelUnavailable(f"{library.path} cannot be loaded: {error}") from None
 
 
+def _connect(op: Op, target: str, part: str, library: cache.Library) -> ctypes.CDLL:
+    """Have a library that was loaded find functions of the op's other parts through Python."""
+    opened = ctypes.CDLL(str(library.path))
+    _opened[op.namespace, op.name, target, part] = opened
+    _tune_one(opened, _tuning.get((op.namespace, op.name, target), (0, 0, 0)))
+    if not hasattr(opened, "opforge_set_loader"):
+        return opened
+
+    def find_in_part(part: bytes, name: bytes, error: int, room: int) -> int | None:
+        try:
+            return _function_of_part(op, target, part.decode(), name)
+        except BaseException as problem:  # which C++ raises again, as a RuntimeError
+            text = (str(problem) or type(problem).__name__).encode(errors="replace")[: room - 1]
+            text = text.decode(errors="ignore").encode()  # no half of a character
+            ctypes.memmove(error, text + b"\0", len(text) + 1)
+            if isinstance(problem, KeyboardInterrupt):
+                _thread.interrupt_main()
+            return None
+
+    loader = _LOADER(find_in_part)
+    opened.opforge_set_loader(loader)
+    _loaders.append(loader)
+    return opened
+
+
+def _function_of_part(op: Op, target: str, part: str, name: bytes) -> int:
+    """The address of a function in another part, which is loaded, and built if need be."""
+    known = (op.namespace, op.name, target)
+    with _lock:
+        opened = _opened.get((*known, part))
+        if opened is None:
+            if target == "cuda":
+                _refuse_while_capturing(op, part)
+            if _sources.get(known) not in (None, discover.digest_of(op)):
+                raise KernelUnavailable(
+                    f"the sources of {op.name} have changed since it was loaded, and its part for "
+                    f"{part} would not fit the others; load {op.name} again, or restart Python"
+                )
+            (library,) = find_parts(op, target, [part])
+            opened = _connect(op, target, part, library)
+            opened.opforge_find.restype = ctypes.c_void_p
+    address: int | None = opened.opforge_find(name)
+    if address is None:
+        raise KernelUnavailable(
+            f"the part of {op.name} for {part} has no {name.decode()}; build {op.name} again"
+        )
+    return address
+
+
+def tune(op: Op, target: str, block: int, rows: int, vec: int) -> None:
+    """Override the launch configuration of the op's kernels, also of parts loaded later."""
+    known = (op.namespace, op.name, target)
+    with _lock:
+        _tuning[known] = (block, rows, vec)
+        for place, opened in _opened.items():
+            if place[:3] == known:
+                _tune_one(opened, _tuning[known])
+
+
+def _tune_one(opened: ctypes.CDLL, values: tuple[int, int, int]) -> None:
+    if hasattr(opened, "opforge_set_tuning"):  # it has CUDA kernels
+        opened.opforge_set_tuning(*values)
+
+
 def loaded_path(op: Op, target: str) -> Path:
-    """Where the library lies that ``ensure`` loaded."""
-    library = _attempts[op.namespace, op.name, target]
-    assert isinstance(library, cache.Library)
-    return library.path
+    """The library that ``ensure`` loaded."""
+    return _loaded[op.namespace, op.name, target].path
 
 
-def find(op: Op, target: str) -> cache.Library:
-    """A library for this op and target that fits this machine, built if need be."""
-    missing = (
-        f"missing {op.name}-{target}.so, and OPFORGE_JIT=0 forbids compiling it; run "
-        f"`{build_command(op, target)}` or unset OPFORGE_JIT"
-    )
-    try:
-        library = find_ready(op, target)
-    except ToolchainError as error:
-        if settings.jit_enabled():
-            raise
-        raise KernelUnavailable(f"{missing} ({error})") from None
-    if library is not None:
-        return library
-    if not settings.jit_enabled():
-        raise KernelUnavailable(missing)
-    from opforge.build import compile  # its progress display takes longer to import than to load
+def find(op: Op, target: str, dtype: torch.dtype | None = None) -> cache.Library:
+    """The op's library for a target that fits this machine, built if need be.
 
-    return compile.build([plan(op, target)])[0]
+    Of an op that is compiled by dtype this is the part that torch calls. That for ``dtype`` is
+    found or built along with it, or those for all dtypes.
+    """
+    parts = parts_of(op, targets.find(target))
+    names = [p.name for p in parts.all] if dtype is None else parts.for_dtype(dtype)
+    return find_parts(op, target, names)[0]
 
 
-def find_ready(op: Op, target: str) -> cache.Library | None:
-    """A library that is there already, prebuilt or cached; None if it would have to be built."""
+def find_parts(op: Op, target: str, names: Sequence[str]) -> list[cache.Library]:
+    """The libraries of parts by their names; missing ones are all built at once."""
+
+    def missing(name: str) -> str:
+        return (
+            f"{stem(op.name, target, name)}.so is missing, and OPFORGE_JIT=0 forbids compiling it; "
+            f"run `{build_command(op, target)}` or unset OPFORGE_JIT"
+        )
+
+    ready: dict[str, cache.Library | None] = {}
+    for name in names:
+        try:
+            ready[name] = find_ready(op, target, name)
+        except ToolchainError as error:
+            if settings.jit_enabled():
+                raise
+            raise KernelUnavailable(f"{missing(name)} ({error})") from None
+    absent = [name for name in names if ready[name] is None]
+    if absent and not settings.jit_enabled():
+        raise KernelUnavailable(missing(absent[0]))
+    if absent:
+        # Imported here, because its progress display takes longer to import than a library to load.
+        from opforge.build import compile
+
+        built = compile.build([plan(op, target, part=name) for name in absent])
+        ready |= dict(zip(absent, built, strict=True))
+    return [library for library in ready.values() if library is not None]
+
+
+def find_ready(op: Op, target: str, part: str = BASE) -> cache.Library | None:
+    """A library that exists already, prebuilt or cached; None if it would have to be built."""
     if target == "cuda" and not settings.cuda_enabled():
         raise KernelUnavailable("CUDA is turned off by USE_CUDA=0")
-    if (library := find_prebuilt(op, target)) is not None:
+    if (library := find_prebuilt(op, target, part)) is not None:
         return library
     if not has_sources(op, target):
-        raise KernelUnavailable(f"{op.folder} has no source for {target} and nothing is prebuilt")
-    if (library := cache.lookup(plan(op, target).entry)) is not None:
+        raise KernelUnavailable(f"{op.folder} has no source for {target} and no prebuilt library")
+    if (library := cache.lookup(plan(op, target, part=part).entry)) is not None:
         check_fits(library)
     return library
 
 
 def build_command(op: Op, target: str) -> str:
-    """What a user types to have the op built."""
+    """The command that builds the op."""
     is_builtin = op.namespace == "opforge"
     return f"opforge build {op.name if is_builtin else shlex.quote(str(op.folder))} --{target}"
 
 
-def find_prebuilt(op: Op, target: str) -> cache.Library | None:
+def find_prebuilt(op: Op, target: str, part: str = BASE) -> cache.Library | None:
     """From OPFORGE_PREBUILT, or from the op's own ``prebuilt/`` folder, as wheels ship them.
 
-    What OPFORGE_PREBUILT names must fit. A wheel's library that does not fit this machine is passed
-    over where there are sources to build another one from.
+    A library that OPFORGE_PREBUILT names must fit. A wheel's library that does not fit this machine
+    is ignored if there are sources to build another one from.
     """
     assert op.folder is not None
-    if (named := settings.prebuilt_dir()) and (library := _prebuilt_in(named, op, target)):
+    if (named := settings.prebuilt_dir()) and (library := _prebuilt_in(named, op, target, part)):
         return library
     try:
-        return _prebuilt_in(op.folder / "prebuilt", op, target)
+        return _prebuilt_in(op.folder / "prebuilt", op, target, part)
     except OpforgeError as error:
         if not has_sources(op, target):
             raise
-        print(f"opforge: {error}; looking further", file=sys.stderr)
+        print(f"opforge: {error}; using the cache or the compiler instead", file=sys.stderr)
         return None
 
 
-def _prebuilt_in(folder: Path, op: Op, target: str) -> cache.Library | None:
-    manifest = folder / f"{op.name}-{target}.json"
+def _prebuilt_in(folder: Path, op: Op, target: str, part: str) -> cache.Library | None:
+    manifest = folder / f"{stem(op.name, target, part)}.json"
     if manifest.is_file():
         found = cache.read(manifest)
         check_fits(found)
@@ -174,12 +282,12 @@ def check_fits(library: cache.Library) -> None:
         )
     if facts["machine"] != platform.machine():
         raise KernelUnavailable(
-            f"{path} is built for {facts['machine']}, this is {platform.machine()}"
+            f"{path} is built for {facts['machine']}, but this machine is {platform.machine()}"
         )
     missing = set(facts["cpu_flags"]) - set(toolchain.cpu_flags().split())
     if missing:
         raise KernelUnavailable(
-            f"{path} needs CPU instructions this CPU lacks: {', '.join(sorted(missing))}"
+            f"{path} needs CPU instructions that this CPU lacks: {', '.join(sorted(missing))}"
         )
     if facts["target"] == "cuda" and torch.version.cuda is not None and torch.cuda.is_available():
         capability = torch.cuda.get_device_capability()
@@ -192,7 +300,7 @@ def check_fits(library: cache.Library) -> None:
 
 
 def _check_is_of(library: cache.Library, op: Op) -> None:
-    """A prebuilt library implements the very schemas of this record, under its namespace."""
+    """Refuse a prebuilt library with another namespace or schemas than this record's."""
     flags: Any = library.manifest["ingredients"]["flags"]
     if f"-DOPFORGE_NAMESPACE={op.namespace} " not in f"{flags} ":
         raise KernelUnavailable(
@@ -207,7 +315,7 @@ def _check_is_of(library: cache.Library, op: Op) -> None:
 
 
 def status(op: Op, target: str) -> tuple[bool, str]:
-    """Whether a kernel is usable, and where from or why not, without building anything."""
+    """Whether the op's library is usable, and its path or the reason, without building anything."""
     try:
         library = find_ready(op, target)
     except OpforgeError as error:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-# The warning that tells. Torch's own headers are full of them: they come in by -isystem.
+# The compiler's warning. Torch's own headers cause many, so they are included by -isystem.
 FLAGS = {"gcc": "-Wconversion", "clang": "-Wshorten-64-to-32"}
 _WARNING = re.compile(r"^([^\s:][^:\n]*):(\d+):\d+: warning: (.*conversion.*) to ('.*)$", re.M)
 _WIDE = re.compile(r"'(?:(?:un)?signed )?long\b[^']*'")

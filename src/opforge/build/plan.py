@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``plan(op, target)``: what would be compiled, how, and under which key. Nothing is run here."""
+"""``plan(op, target, part)``: what would be compiled, how, and under which key. It runs nothing."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ import torch
 import opforge
 from opforge import settings
 from opforge.build import targets, toolchain
-from opforge.build.signature import required_source, signature_header
+from opforge.build.generated import registration_source, signature_header
+from opforge.build.parts import BASE, parts_of
 from opforge.errors import RecordError, ToolchainError
 from opforge.op import Op, PackageHeaders
 
 ABI = (2, 10)  # the LibTorch stable ABI every library is built for
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 INCLUDE_DIR = Path(__file__).parent.parent / "include"
+REGISTRATION_HEADER = INCLUDE_DIR / "opforge" / "host" / "registration.h"
 COVERAGE_DIR = Path(__file__).parent.parent / "coverage"
 OP_SOURCES, OPFORGE_SOURCES = "/op", "/opforge"  # what their debug information calls the folders
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One library to build, complete: the compiler runs these commands and nothing else."""
+    """One library to build. It is complete: the compiler runs these commands and nothing else."""
 
     op: str
     target: str
@@ -45,7 +47,9 @@ class Plan:
     memory_per_job: int  # bytes a compile job may take
     ingredients: dict[str, str] = field(repr=False)  # what the key is made of, by name
     warning: str | None = None
-    required: str = ""  # the generated source, which links only if every schema has a kernel
+    part: str = BASE
+    registration: str = ""  # the generated source
+    compile_registration: tuple[str, ...] = ()  # followed by: -o OBJECT SOURCE
     roots: tuple[Path, ...] = ()  # the folders that the op's own sources and headers are in
 
     @property
@@ -55,18 +59,23 @@ class Plan:
 
     @functools.cached_property
     def key(self) -> str:
-        """Changes when anything does that could change the library."""
+        """It changes when anything changes that could change the library."""
         return hashlib.sha256(json.dumps(self.ingredients, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def stem(self) -> str:
+        """The file name of the library without its suffix."""
+        return stem(self.op, self.target, self.part)
 
     @property
     def entry(self) -> str:
         """The name of its place in the cache."""
-        return f"{self.op}-{self.target}-{self.key[:20]}"
+        return f"{self.stem}-{self.key[:20]}"
 
     @property
     def library(self) -> str:
         """The file name of the library."""
-        return f"{self.op}-{self.target}.so"
+        return f"{self.stem}.so"
 
     @property
     def facts(self) -> dict[str, object]:
@@ -74,6 +83,7 @@ class Plan:
         return {
             "op": self.op,
             "target": self.target,
+            "part": self.part,
             "key": self.key,
             "abi": list(ABI),
             "machine": platform.machine(),
@@ -85,15 +95,26 @@ class Plan:
         }
 
 
-def plan(op: Op, target: str, archs: str | None = None) -> Plan:
-    """What it takes to build ``op`` for a target, by its name (see targets.py)."""
+def stem(op: str, target: str, part: str = BASE) -> str:
+    """What the file of a part's library is called, without its suffix."""
+    return "-".join(filter(None, (op, target, part)))
+
+
+def plan_all(op: Op, target: str, archs: str | None = None) -> list[Plan]:
+    """The plans of all parts of ``op`` for a target, the base first."""
+    return [plan(op, target, archs, part.name) for part in parts_of(op, targets.find(target)).all]
+
+
+def plan(op: Op, target: str, archs: str | None = None, part: str = BASE) -> Plan:
+    """The plan for a part of ``op``, by its name, for a target (see targets.py)."""
     goal = targets.find(target)
     if op.folder is None:
         raise RecordError(f"{op.name} is not loaded from a folder")
-    sources = goal.sources(op)
-    if not sources:
+    if not goal.sources(op):
         what = f"{goal.language} source ({goal.pattern})"
         raise RecordError(f"{op.name} has no {what} in {op.folder}")
+    parts = parts_of(op, goal)
+    mine = parts.find(part)
     tools = goal.tools(op, archs)
     signature = signature_header(op)
     flags = [
@@ -104,6 +125,8 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
     ]
     asked = op.build.flags.get(goal.kind, ())  # what a check's build is compiled with comes last
     flags += [*tools.flags, *asked] if goal.for_users else [*asked, *tools.flags]
+    if mine.dtype:
+        flags.append(f"-DOPFORGE_DTYPE={mine.dtype}")
     libraries = [*tools.libraries, *op.build.libraries.get(goal.kind, ())]
     identity = dict(tools.identity)
     own, foreign = _included(op, identity)
@@ -115,6 +138,7 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         places = {OP_SOURCES: op.folder, OPFORGE_SOURCES: INCLUDE_DIR}
         includes += [f"-fdebug-prefix-map={folder}={name}" for name, folder in places.items()]
         identity["names of sources"] = " ".join(places)
+    registration = registration_source(op, goal, parts, mine, stem(op.name, target))
     link = [tools.linker.path, "-shared", "-Wl,--no-as-needed", f"-L{_torch_dir() / 'lib'}"]
     ingredients = {
         "opforge": opforge.__version__,
@@ -127,12 +151,13 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         "architectures": " ".join(tools.archs),
         "machine": platform.machine(),
         "signature": signature_digest(op),
-        **_digests(sources, (op.folder, *folders)),
+        "registration": hashlib.sha256(registration.encode()).hexdigest(),
+        **_digests(mine.sources, (op.folder, *folders), [REGISTRATION_HEADER]),
     }
     return Plan(
         op=op.name,
         target=target,
-        sources=sources,
+        sources=mine.sources,
         compile=(tools.compiler.path, "-c", *flags, *includes),
         link=(*link, *libraries),
         signature=signature,
@@ -141,7 +166,12 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
         memory_per_job=tools.memory_per_job,
         ingredients=ingredients,
         warning=tools.warning,
-        required=required_source(op),
+        part=part,
+        registration=registration,
+        compile_registration=(
+            *(tools.linker.path, "-c", "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden"),
+            *(f"-I{INCLUDE_DIR}", "-isystem", str(_torch_dir() / "include")),
+        ),
         roots=(op.folder, INCLUDE_DIR),
     )
 
@@ -149,8 +179,8 @@ def plan(op: Op, target: str, archs: str | None = None) -> Plan:
 def _included(op: Op, identity: dict[str, str]) -> tuple[list[Path], list[Path]]:
     """The folders of headers that the record names: its own, and those of packages.
 
-    Of its own every header that is reached is in the key. A package's may be thousands: there the
-    package's version is, under its name in ``identity``.
+    The key has every reachable header of its own. A package may have thousands of headers, so the
+    key has the package's version, which goes into ``identity`` under its name.
     """
     assert op.folder is not None
     own: list[Path] = []
@@ -175,7 +205,7 @@ def _included(op: Op, identity: dict[str, str]) -> tuple[list[Path], list[Path]]
 
 
 def plan_simulator() -> Plan:
-    """The simulator's runtime: one library, which the simulated ops of all kinds call into."""
+    """The simulator's runtime: one library that all kinds of simulated ops call."""
     _demand_x86("the simulator runs on")
     runtime = targets.SIM_DIR / "runtime"
     return _plan_library(
@@ -205,14 +235,14 @@ def plan_guard() -> Plan:
 
 
 def plan_recorder() -> Plan:
-    """What builds with coverage call: one library, which notes blocks and comparisons."""
+    """The library that builds with coverage call; it records blocks and comparisons."""
     sources = [COVERAGE_DIR / "recorder.cpp"]
     return _plan_library("recorder", "cover", sources, (COVERAGE_DIR,))
 
 
 def _demand_x86(what: str) -> None:
     if platform.machine() != "x86_64":
-        raise ToolchainError(f"{what} x86-64, this is {platform.machine()}")
+        raise ToolchainError(f"{what} x86-64, but this machine is {platform.machine()}")
 
 
 def _plan_library(
@@ -225,7 +255,7 @@ def _plan_library(
     libraries: Sequence[str] = (),
     **identity: str,
 ) -> Plan:
-    """A library of opforge's own for checks on this machine: it is of no op."""
+    """A library of opforge for checks on this machine. It belongs to no op."""
     cxx = toolchain.find_cxx()
     every = ["-std=c++20", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *flags]
     every += ["-O0", "-g"] if settings.debug() else ["-O2"]
@@ -251,25 +281,29 @@ def _plan_library(
 
 
 def signature_digest(op: Op) -> str:
-    """Identifies the C++ signatures that the record's schemas promise."""
+    """A digest of the C++ signatures that the record's schemas promise."""
     return hashlib.sha256(signature_header(op).encode()).hexdigest()
 
 
-def _digests(sources: tuple[Path, ...], roots: tuple[Path, ...]) -> dict[str, str]:
-    """A digest for each source and each header it reaches beside itself or inside ``roots``.
+def _digests(
+    sources: tuple[Path, ...], roots: tuple[Path, ...], headers: Sequence[Path] = ()
+) -> dict[str, str]:
+    """A digest for each source and header, and each header these reach inside ``roots``.
 
     Other headers belong to the compiler, CUDA or torch, whose versions are in the key already.
     """
     found: dict[str, str] = {}
-    queue = list(sources)
+    queue = [*sources, *headers]
     seen = set(queue)
     while queue:
         path = queue.pop()
         text = path.read_bytes()
         base = next((r for r in roots if path.is_relative_to(r)), None)
         kind = "source" if path in sources else "header"
-        name = path.relative_to(base) if base else path
-        found[f"{kind} {name}"] = hashlib.sha256(text).hexdigest()
+        name = f"{kind} {path.relative_to(base) if base else path}"
+        while name in found:  # two folders may have a header of one name
+            name += " (another)"
+        found[name] = hashlib.sha256(text).hexdigest()
         for included in _INCLUDE.findall(text.decode(errors="replace")):
             for folder in (path.parent, *roots):
                 # os.path, because pathlib would make this the slowest part of a cached load

@@ -47,10 +47,23 @@ def to_wheel(ops: list[Op], libraries: list[cache.Library], folder: Path) -> Pat
         raise BuildError(
             "a wheel holds the built-in ops or one op folder of your own; build them one by one"
         )
+    for op in outside:
+        _check_includes(op)
     folder.mkdir(parents=True, exist_ok=True)
     return (
         _own_wheel(outside[0], libraries, folder) if outside else _opforge_wheel(libraries, folder)
     )
+
+
+def _check_includes(op: Op) -> None:
+    """Refuse headers that whoever installs the wheel would not have."""
+    assert op.folder is not None
+    for one in op.build.include:
+        if isinstance(one, str) and not (op.folder / one).resolve().is_relative_to(op.folder):
+            raise BuildError(
+                f"{op.name} includes headers from {one}, outside its folder {op.folder}, and a "
+                "wheel holds the folder alone; move the headers into it"
+            )
 
 
 def _opforge_wheel(libraries: list[cache.Library], folder: Path) -> Path:

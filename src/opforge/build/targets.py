@@ -37,7 +37,7 @@ _COVERAGE_FLAGS = (
 
 @dataclass(frozen=True)
 class Tools:
-    """What compiles and links for a target on this machine."""
+    """The compiler, linker and flags for a target on this machine."""
 
     compiler: Compiler
     flags: list[str]
@@ -153,12 +153,12 @@ def has_sources(op: Op, target: str) -> bool:
 
 
 def coverage_flags(cxx: Compiler) -> list[str]:
-    """How a build that tells which code ran is compiled."""
+    """The flags for a build that records which code ran."""
     return [*_COVERAGE_FLAGS, narrowing.FLAGS[cxx.family]]
 
 
 def sim_flags(cxx: Compiler, name: str) -> list[str]:
-    """How the CUDA sources are compiled for one of the simulator's targets."""
+    """The flags that compile the CUDA sources for one of the simulator's targets."""
     level = toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
     flags = [
         "-fPIC",
@@ -188,7 +188,7 @@ def sim_flags(cxx: Compiler, name: str) -> list[str]:
 
 
 def _race_flags(cxx: Compiler) -> list[str]:
-    """The calls the sanitizers insert go to functions of the simulator's own."""
+    """Flags with which the calls that sanitizers insert go to the simulator's own functions."""
     flags = ["-fsanitize=thread,alignment,signed-integer-overflow", "-O1"]
     if cxx.family == "clang":
         return [*flags, "-mllvm", "-tsan-instrument-func-entry-exit=0"]

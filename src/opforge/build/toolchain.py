@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the compilers: the host's C++ compiler and, where there is one, the CUDA toolkit."""
+"""Finds the compilers: the host's C++ compiler and, if there is one, the CUDA toolkit."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from packaging.version import Version
 from opforge.build import cache
 from opforge.errors import CacheError, ToolchainError
 
-# Host compilers each CUDA release takes (gcc lowest, gcc highest, clang lowest, clang highest), by
-# the limits its own crt/host_config.h enforces.
+# The host compilers that each CUDA release supports (gcc lowest, gcc highest, clang lowest, clang
+# highest), as its own crt/host_config.h enforces.
 _HOST_RANGE = {
     "12.6": (6, 13, 3, 18),
     "12.8": (6, 14, 3, 19),
@@ -43,7 +43,7 @@ class Compiler:
 
     @property
     def identity(self) -> str:
-        """What a cache key needs to know of it."""
+        """Its part of a cache key."""
         return f"{self.family} {self.version} ({os.path.realpath(self.path)})"
 
     @property
@@ -88,7 +88,7 @@ def find_cuda() -> CudaToolkit:
         path = Path(home) / "bin" / "nvcc"
         if not path.is_file():
             raise ToolchainError(
-                f"CUDA_HOME={home} has no bin/nvcc; point it at a CUDA toolkit or unset it"
+                f"CUDA_HOME={home} has no bin/nvcc; set it to a CUDA toolkit or unset it"
             )
         return _describe_cuda(str(path), "CUDA_HOME")
     if found := shutil.which("nvcc"):
@@ -96,20 +96,20 @@ def find_cuda() -> CudaToolkit:
     if found := pip_program("nvcc"):
         return _describe_cuda(found, "pip toolkit")
     raise ToolchainError(
-        "no nvcc found (CUDA_HOME, PATH, pip toolkit); CUDA kernels cannot be compiled. "
-        f"Install it with: {INSTALL_CUDA}"
+        "no nvcc found (CUDA_HOME, PATH, pip toolkit), so CUDA kernels cannot be compiled; "
+        f"install it: {INSTALL_CUDA}"
     )
 
 
 def check_pair(toolkit: CudaToolkit, cxx: Compiler) -> str | None:
-    """Raise if nvcc fits neither the host compiler nor torch; return a warning for a minor gap."""
+    """Raise if nvcc does not fit the host compiler or torch; return a warning for a minor gap."""
     release = ".".join(toolkit.nvcc.version.split(".")[:2])
     if limits := _HOST_RANGE.get(release):
         low, high = limits[:2] if cxx.family == "gcc" else limits[2:]
         if not low <= cxx.major <= high:
             raise ToolchainError(
-                f"nvcc {release} takes {cxx.family} {low} to {high}, but {cxx.path} is "
-                f"{cxx.family} {cxx.version}; point CXX at a compiler in that range"
+                f"nvcc {release} supports {cxx.family} {low} to {high}, but {cxx.path} is "
+                f"{cxx.family} {cxx.version}; set CXX to a compiler in that range"
             )
     built_for = torch.version.cuda
     if built_for is None:
@@ -117,18 +117,21 @@ def check_pair(toolkit: CudaToolkit, cxx: Compiler) -> str | None:
     ours, theirs = Version(release), Version(built_for)
     if ours.major != theirs.major:
         raise ToolchainError(
-            f"nvcc is {release} but torch {torch.__version__} is built for CUDA {built_for}: the "
-            f"major versions must agree. Install a CUDA {theirs.major} toolkit and set CUDA_HOME"
+            f"nvcc is {release}, but torch {torch.__version__} is built for CUDA {built_for}; the "
+            f"major versions must match. Install a CUDA {theirs.major} toolkit and set CUDA_HOME"
         )
     if ours.minor != theirs.minor:
-        return f"nvcc is {release}, torch is built for CUDA {built_for}; minor versions may differ"
+        return (
+            f"nvcc is {release}, but torch is built for CUDA {built_for}; minor versions may differ"
+        )
     return None
 
 
 def cpu_level(machine: str, flags: str) -> tuple[str, ...]:
-    """Instruction set for CPU kernels: one that every server of the last ten years has.
+    """The instruction set for CPU kernels: one that every server of the last ten years has.
 
-    Not -march=native: a home directory shared by unlike machines would crash on the older ones.
+    It is not -march=native: machines of different kinds may share a home directory, and kernels
+    built on a newer one would crash on the older ones.
     """
     has_v3 = {"avx2", "fma", "f16c", "bmi2"} <= set(flags.split())
     return ("-march=x86-64-v3",) if machine == "x86_64" and has_v3 else ()
@@ -147,7 +150,7 @@ def cpu_flags() -> str:
 
 def _describe_cxx(path: str) -> Compiler:
     text = _remembered([path, "--version"])
-    # "g++ (Vendor 1.2-3) 12.2.0": what is in brackets is the vendor's
+    # "g++ (Vendor 1.2-3) 12.2.0": the version in brackets is the vendor's
     first_line = re.sub(r"\([^)]*\)", "", text.splitlines()[0] if text else "")
     match = re.search(r"\d+\.\d+(\.\d+)?", first_line)
     if not match:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds what the simulator does not have, before a compiler says so in its own words."""
+"""Finds what the simulator does not support, before a compiler reports it in its own words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from opforge.errors import NotSimulated
 from opforge.op import Op, files_of
 
-# What to look for, how it is called, and what to do. The first that matches a line is named.
+# A pattern, its name and what to do. The message names the first one that matches a line.
 _CONSTRUCTS = [
     (r"\bwgmma\b", "wgmma", "tensor-core kernels run on a GPU only"),
     (r"\b(?:mma\.sync|wmma|tcgen05)\b", "tensor-core instructions", "they run on a GPU only"),
@@ -30,19 +30,19 @@ _CONSTRUCTS = [
         "clusters",
         "launch with Config::cluster, and use opforge/core/cluster.h",
     ),
-    (r"\basm\s*(?:volatile|__volatile__)?\s*\(|\b__asm", "inline PTX", "give it a plain C++ twin"),
+    (r"\basm\s*(?:volatile|__volatile__)?\s*\(|\b__asm", "inline PTX", "add a plain C++ version"),
     (
         r"\b__(?:exp|exp10|log|log2|log10|sin|cos|tan|pow|fdivide)f\b",
         "an approximate function",
-        "nothing here gives its bits; use the function without the underscores",
+        "the simulator cannot reproduce its bits; use the function without the underscores",
     ),
     (r"\bcooperative_groups\b", "cooperative groups", "use the warp and block intrinsics"),
     (
         r"#\s*include\s*<(?:thrust/|cu(?:da/|b/|rand|blas|dnn|fft|sparse))",
         "a CUDA library",
-        "not there",
+        "the simulator does not have it",
     ),
-    (r"\btexture<|\btex[123]D", "textures", "not there"),
+    (r"\btexture<|\btex[123]D", "textures", "the simulator does not have them"),
 ]
 _PATTERNS = [(re.compile(pattern), name, advice) for pattern, name, advice in _CONSTRUCTS]
 _FILES = ("*.cu", "*.cuh", "*.h", "*.hpp")
@@ -50,7 +50,7 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 _DIRECTIVE = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b(.*)")
-# Whether a macro is defined in the simulator. Of others nothing is known.
+# Whether a macro is defined in the simulator. Nothing is known about other macros.
 _KNOWN = {"OPFORGE_SIM": True, "USE_CUDA": True, "__CUDA_ARCH__": False, "__CUDACC__": False}
 
 

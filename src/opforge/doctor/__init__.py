@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is found on this machine."""
+"""``opforge doctor`` examines the machine; ``opforge list`` lists the ops."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``opforge doctor`` and ``opforge list``: what is here."""
+"""The commands ``opforge doctor`` and ``opforge list``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from opforge.terminal.output import console, plain_table, show_table
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False) -> None:
-    """What is found on this machine, and a remedy for each thing that is missing."""
+    """Show what opforge finds on this machine, and how to install what is missing.
+
+    Example: opforge doctor
+    """
     from opforge.doctor.examine import examine
 
     findings = examine()
@@ -32,9 +35,11 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] =
 
 
 def list_ops(ops: Ops = None) -> None:
-    """The ops: their schemas, dtypes and what they have kernels for.
+    """List ops with their schemas, kernels and dtypes.
 
-    In a pipe one op a line, the parts separated by tabs.
+    In a pipe, each op is one line with tab-separated columns.
+
+    Example: opforge list relu
     """
     from opforge.build.targets import FOR_USERS, has_sources
 

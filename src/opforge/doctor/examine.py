@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Looks at the machine: versions, toolchains, GPU, cache, and the state of every op."""
+"""Examines the machine: versions, toolchains, GPU, cache, and whether each op is built."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from opforge.errors import OpforgeError
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the examination."""
+    """One line of ``opforge doctor``."""
 
     what: str
-    state: str  # "ok", "note" (fine, but something is absent) or "fault"
+    state: str  # "ok", "note" (something optional is missing) or "fault"
     found: str
     remedy: str = ""
 
 
 def examine() -> list[Finding]:
-    """Everything worth knowing, in the order of a build."""
+    """All findings, in the order in which a build needs the parts."""
     return [*_versions(), *_extras(), *_toolchains(), *_simulator(), *_gpu(), *_places(), *_ops()]
 
 
@@ -92,16 +92,22 @@ def _simulator() -> Iterator[Finding]:
         return
     if shutil.which("addr2line") is None:
         remedy = "install binutils (Debian, Ubuntu: apt-get install binutils)"
-        yield Finding("simulator", "note", "works, but cannot name lines: no addr2line", remedy)
+        yield Finding(
+            "simulator", "note", "works, but cannot name source lines without addr2line", remedy
+        )
     else:
         yield Finding("simulator", "ok", "opforge sim runs CUDA kernels without a GPU")
 
 
 def _gpu() -> Iterator[Finding]:
     if torch.version.cuda is None:
-        yield Finding("GPU", "note", "this torch has no CUDA", "install a CUDA build of torch")
+        yield Finding(
+            "GPU", "note", "this build of torch has no CUDA", "install a CUDA build of torch"
+        )
     elif not torch.cuda.is_available():
-        yield Finding("GPU", "note", "none visible", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
+        yield Finding(
+            "GPU", "note", "torch sees no GPU", "check nvidia-smi and CUDA_VISIBLE_DEVICES"
+        )
     else:
         for i in range(torch.cuda.device_count()):
             facts = torch.cuda.get_device_properties(i)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a record an operator of torch: schema, fake, autograd, autocast, vmap, call paths."""
+"""Registers records with torch: schema, fake kernel, autograd, autocast, vmap, call paths."""

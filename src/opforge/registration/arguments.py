@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Argument checks derived from a record, and what became of an error raised inside a kernel.
+"""Argument checks derived from a record, and the translation of errors raised in kernels.
 
-Nothing here runs on the hot path: the checks run with the fake kernel, with the reference, and when
-a kernel refused its arguments, to say why.
+Nothing here is on the hot path. The checks run with the fake kernel and with the reference. They
+also run after a kernel has rejected its arguments, to explain why.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from opforge.op import Op
 from opforge.registration.schema import Arg
 
-# host.h starts the message of a failed allocation with this text.
+# In host.h, the message of a failed allocation starts with this text.
 ALLOCATION_FAILED = "opforge: out of memory"
 
 
 def can_look_at(values: torch.Tensor) -> bool:
-    """Whether there are values to be looked at: not while compiling, tracing or under functorch."""
+    """Whether a tensor's values can be read: not while compiling, tracing or under functorch."""
     return (
         not torch.compiler.is_compiling()
         and type(values) is torch.Tensor
@@ -29,7 +29,7 @@ def can_look_at(values: torch.Tensor) -> bool:
 
 
 def check_arguments(op: Op, args: tuple[Any, ...]) -> None:
-    """Raise TypeError or ValueError for arguments that ``op`` does not take."""
+    """Raise TypeError or ValueError for arguments that ``op`` does not support."""
     check_kinds(op, args)
     tensors = {}
     for arg, value in zip(op.forward.args, args, strict=True):
@@ -42,7 +42,7 @@ def check_arguments(op: Op, args: tuple[Any, ...]) -> None:
 
 
 def check_kinds(op: Op, args: tuple[Any, ...]) -> None:
-    """Raise TypeError for arguments that are not as many, or of the kinds, that the schema says."""
+    """Raise TypeError if the number or kinds of arguments do not match the schema."""
     expected = op.forward.args
     if len(args) != len(expected):
         names = ", ".join(a.name for a in expected)
@@ -96,7 +96,7 @@ def _check_one_device(op: Op, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def explain(op: Op, args: tuple[Any, ...], error: Exception) -> Exception:
-    """The exception a user should see in place of ``error``, which came out of a call of ``op``."""
+    """The exception that a user should see in place of ``error``, which a call of ``op`` raised."""
     try:
         check_arguments(op, args)
     except (TypeError, ValueError) as reason:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three ways an op is called; all give the same result.
+"""The three paths of a call of an op. All give the same result.
 
-1. No gradient needed: straight to the kernel, below autograd.
-2. A gradient needed, plain eager: an old-style ``autograd.Function`` around the two kernels. It
-   costs half of what registered autograd costs per call.
+1. No gradient is needed: the call goes straight to the kernel, below autograd.
+2. A gradient is needed in plain eager mode: an old-style ``autograd.Function`` around the two
+   kernels. Per call, it costs half as much as registered autograd.
 
    "Below autograd" is an overload of each op, ``<op>.below_autograd``, for which autograd is a
-   fallthrough: once register_autograd is on an op, every call of it pays, and excluding the
-   dispatch keys around the call costs a microsecond of four.
+   fallthrough. After register_autograd, every call of an op pays for it. Excluding the dispatch
+   keys around the call would cost one of its four microseconds.
 3. ``torch.compile``, export, tensor subclasses, dispatch modes: the registered op with registered
-   autograd, which they can see through. (The simulator's mode only runs another kernel: there calls
-   go as they do without it.) functorch's grad cannot see through registered autograd,
-   so its transforms get an ``autograd.Function`` of the kind it asks for.
+   autograd, which they can trace. The simulator's mode is an exception: it only runs another
+   kernel, so calls take the paths that they take without it. functorch's grad cannot trace
+   registered autograd, so its transforms get an ``autograd.Function`` of the kind that they need.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ AUTOCAST_KEYS = DispatchKeySet(DispatchKey.AutocastCPU) | DispatchKeySet(Dispatc
 def make_call(
     op: Op, overload: Any, below: Any, registered: Callable[..., Any], grad: gradient.Gradient
 ) -> Callable[..., Any]:
-    """The function behind ``op(...)``; ``registered`` is its third path."""
-    kernel = below._op  # what the overload calls; the detour costs 0.3 µs
+    """Make the function that runs ``op(...)``. ``registered`` is the third path."""
+    kernel = below._op  # calling it directly saves 0.3 µs
     slots = op.forward.tensor_slots
     n_args = len(op.forward.args)
     function = _eager_function(op, kernel, grad)
@@ -71,7 +71,9 @@ def make_call(
             run = function.apply if needs_grad and grad_enabled() else kernel
             if cast is not None and autocast_enabled():
                 args = cast(args)
-                with torch._C._ExcludeDispatchKeyGuard(AUTOCAST_KEYS):  # as the registered op does
+                with torch._C._ExcludeDispatchKeyGuard(
+                    AUTOCAST_KEYS
+                ):  # as the registered op does it
                     return run(*args)
             return run(*args)
         except (RuntimeError, TypeError) as error:
@@ -84,13 +86,13 @@ def make_call(
 
 
 def _only_routes(count: int) -> bool:
-    """Whether so many dispatch modes only send kernels elsewhere, and look at nothing."""
+    """Whether all of these ``count`` dispatch modes only redirect kernels and observe nothing."""
     modes = (torch._C._get_dispatch_stack_at(i) for i in range(count))
     return all(getattr(mode, "is_route", False) for mode in modes)
 
 
 def _outputs_alone(op: Op, function: Any) -> Any:
-    """A function that returns all that the op's schema does, less the statistics."""
+    """Wrap a function that returns outputs and statistics to return the outputs alone."""
     count = len(op.outputs)
     if not op.statistics:
         return function
@@ -100,7 +102,7 @@ def _outputs_alone(op: Op, function: Any) -> Any:
 
 
 def _refuse_tangents(op: Op, args: tuple[Any, ...]) -> None:
-    """Kernels know no forward-mode AD, and below autograd a tangent would be lost in silence."""
+    """Raise for forward-mode AD, which kernels do not support. Tangents would be lost silently."""
     for arg in args:
         if isinstance(arg, torch.Tensor) and forward_ad.unpack_dual(arg).tangent is not None:
             raise NotImplementedError(
@@ -110,7 +112,7 @@ def _refuse_tangents(op: Op, args: tuple[Any, ...]) -> None:
 
 
 def _eager_function(op: Op, kernel: Any, grad: gradient.Gradient) -> Any:
-    """Path 2. ``forward`` takes ctx itself: a separate setup_context triples the cost."""
+    """Path 2. ``forward`` takes ctx, because a separate setup_context triples the cost."""
 
     def forward(ctx: Any, *args: Any) -> Any:
         output = kernel(*args)
@@ -118,7 +120,7 @@ def _eager_function(op: Op, kernel: Any, grad: gradient.Gradient) -> Any:
         return output
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        # With create_graph the backward itself is differentiated: let autograd see it.
+        # With create_graph the backward itself is differentiated, so autograd must see it.
         return grad.backward(ctx, grads, grad.run if torch.is_grad_enabled() else grad.run_below)
 
     members = {
@@ -131,9 +133,10 @@ def _eager_function(op: Op, kernel: Any, grad: gradient.Gradient) -> Any:
 def transformable(
     name: str, overload: Any, save: Any, backward: Any, pointwise: bool
 ) -> Callable[..., Any]:
-    """Runs ``overload`` so that functorch can differentiate and batch it, in any order.
+    """A function that runs ``overload`` so that functorch can differentiate and batch it.
 
-    Its autograd.Function has a forward without ctx and a batching rule that goes through itself.
+    These can be nested in any order: its autograd.Function has a forward without ctx, and its
+    batching rule calls the function itself.
     """
     rule = vmap.rule(pointwise)
 
@@ -156,9 +159,9 @@ def transformable(
 
 
 def autocast_rule(op: Op) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None:
-    """Casts the arguments as the record's ``autocast`` says."""
+    """A function that casts the arguments as the record's ``autocast`` says, or None."""
     rule = op.autocast
-    # Arguments with dtypes of their own keep them.
+    # Arguments in own_dtypes keep their dtypes.
     slots = [i for i in op.forward.tensor_slots if op.forward.args[i].name not in op.own_dtypes]
     if rule is None:
         return None

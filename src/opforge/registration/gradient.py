@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How an op is differentiated: what is saved and which gradient goes where, resolved by name once.
+"""Wires a backward into autograd: what is saved, and which gradient goes where.
 
-A backward's parameters say all of it. ``grad_y`` is the gradient of output ``y``; ``x`` or ``y`` is
-that input or output, saved; ``x_shape`` is the shape of ``x`` without keeping ``x`` alive;
-``needs_x`` tells whether anybody asked for the gradient of ``x``; ``may_overwrite`` tells whether
-the saved outputs are the backward's to write to, because nobody will read them again. Where only
-some of several outputs were used, the gradient of another is zeros, or None if the schema says
-``Tensor? grad_y``.
+The parameters of the backward determine this, and they are resolved once. ``grad_y`` is the
+gradient of output ``y``. ``x`` or ``y`` is that input or output, saved. ``x_shape`` is the shape of
+``x``, without keeping ``x`` alive. ``needs_x`` says whether the gradient of ``x`` is needed.
+``may_overwrite`` says whether the backward may write to the saved outputs, because nobody reads
+them again. If only some of several outputs were used, the gradient of another output is zeros, or
+None if the schema says ``Tensor? grad_y``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from opforge.registration.schema import Schema
 
 
 class Gradient:
-    """The backward of one forward schema, ready to be wired into autograd."""
+    """The backward of one forward schema, with its parameters resolved."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Gradient:
         optional: Sequence[str] = (),
         details: Backward | None = None,
     ) -> None:
-        # Called with the backward's parameters, in order: differentiably, and below autograd.
+        # Both take the backward's parameters in order. Only the first can be differentiated.
         self.run: Any = run
         self.run_below: Any = run
         self.name = f"{forward.name}_backward"
@@ -48,15 +48,15 @@ class Gradient:
         self._shared = self._resolve_shared(details, inputs, outputs, targets) if details else ()
         handed_on = details.shared.values() if details else ()
         asked = [o for o in outputs if f"grad_{o}" in (*parameters, *handed_on)]
-        # Without a gradient to come, an output is none of autograd's business.
+        # Outputs whose gradient is not used are marked as not differentiable.
         self._ignored = [outputs.index(o) for o in outputs if o not in asked]
-        # Of one output among several the gradient may be missing.
+        # With several outputs, the gradient of one may be missing.
         self._zeroed = [
             outputs.index(o) for o in asked if len(outputs) > 1 and f"grad_{o}" not in optional
         ]
         self._several = len(outputs) > 1
         self._targets = [inputs.index(t) for t in targets]
-        # Where each parameter comes from: (kind, position).
+        # The source of each parameter: (kind, position).
         self._sources: list[tuple[str, int]] = []
         self._saved: list[tuple[str, int, str]] = []
         self._kept: list[tuple[str, int]] = []
@@ -70,7 +70,9 @@ class Gradient:
 
     def _place(self, name: str, parameters: list[str]) -> int:
         if name not in parameters:
-            raise RecordError(f"{self.name} overwrites by {name!r}, which it does not ask for")
+            raise RecordError(
+                f"{self.name} has {name!r} in overwrites, which is not among its arguments"
+            )
         return parameters.index(name)
 
     def _resolve(
@@ -104,7 +106,7 @@ class Gradient:
     def _resolve_shared(
         self, details: Backward, inputs: list[str], outputs: list[str], targets: list[str]
     ) -> list[tuple[int, int | None, bool, int]]:
-        """Per shared gradient: its input, its place among the results if any, and whose it is."""
+        """For each shared gradient: its input, its result if any, and where it is taken from."""
         found = []
         for name, source in details.shared.items():
             other = source.removeprefix("grad_")
@@ -121,7 +123,7 @@ class Gradient:
         return found
 
     def save(self, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keep on ``ctx`` what the backward will ask for, and nothing else."""
+        """Save on ``ctx`` what the backward asks for, and nothing else."""
         outputs = as_tuple(output)
         if self._several:
             ctx.set_materialize_grads(False)
@@ -141,9 +143,9 @@ class Gradient:
         ]
 
     def _skipped(self, inputs: tuple[Any, ...]) -> Sequence[str]:
-        """The inputs not to keep this time."""
+        """The names of inputs that need not be saved this time."""
         names = self._unsaved(*inputs) if self._unsaved else ()
-        # In a str every part of it would be a name.
+        # A str is a sequence of strings, too, and every part of it would be taken for a name.
         if isinstance(names, str) or not set(names).issubset(self._inputs):
             raise RecordError(
                 f"unsaved of {self.name} returned {names!r}; it must return a list of inputs "
@@ -152,7 +154,7 @@ class Gradient:
         return names
 
     def backward(self, ctx: Any, grads: tuple[Any, ...], run: Callable[..., Any]) -> Any:
-        """Gradients for every forward argument, None where there is none."""
+        """Gradients for all forward arguments, or None for those without one."""
         aligned: list[Any] = [None] * len(self._inputs)
         wanted = [ctx.needs_input_grad[i] for i in self._targets]
         wanted += [ctx.needs_input_grad[i] for i, _, incoming, _ in self._shared if not incoming]
@@ -173,7 +175,7 @@ class Gradient:
         outputs: Sequence[Any],
         grads: Sequence[Any],
     ) -> list[Any]:
-        """The gradients of the float inputs by a formula, without autograd, from what it saves."""
+        """The gradients of the float inputs by a formula from saved values, without autograd."""
         ctx = _Context([is_float(i) for i in inputs])
         self.save(ctx, inputs, as_result(outputs))
         if not self._several:
@@ -185,7 +187,7 @@ class Gradient:
     def _results(
         self, ctx: Any, grads: tuple[Any, ...], run: Callable[..., Any]
     ) -> tuple[Any, ...]:
-        """What the backward returns for all that it asks for."""
+        """Collect the arguments of the backward and run it."""
         saved = ctx.saved_tensors if self._saved else ()
         values = []
         for kind, i in self._sources:
@@ -202,10 +204,10 @@ class Gradient:
             else:
                 values.append(ctx.needs_input_grad[i])
         for tensor, permission in self._overwrites:
-            # Only the eager path calls below autograd; all others must find the tensor unchanged.
+            # Only the eager path calls below autograd. On the others, the tensor must not change.
             values[permission] = values[permission] and run is self.run_below
             if values[permission]:
-                # Whoever saved it, too, is told by autograd that it is gone.
+                # If another op saved the tensor as well, autograd raises its version error there.
                 torch.autograd.graph.increment_version(values[tensor])
         results = as_tuple(run(*values))
         if len(results) != len(self._targets):
@@ -217,7 +219,7 @@ class Gradient:
 
 
 class _Context:
-    """What autograd hands to a function, where there is no autograd."""
+    """A stand-in for autograd's ctx, for use without autograd."""
 
     def __init__(self, needs_input_grad: list[bool]) -> None:
         self.needs_input_grad = needs_input_grad
@@ -251,8 +253,8 @@ def of_op(
     for name in statistics:
         if f"grad_{name}" in asked:
             raise RecordError(
-                f"{backward.name} asks for 'grad_{name}', but {name} is a statistic: no caller "
-                f"sees it, so that it has no gradient; what can be asked for is {name!r} itself"
+                f"{backward.name} asks for 'grad_{name}', but {name} is a statistic: callers do "
+                f"not see it, so it has no gradient; ask for {name!r} itself"
             )
     targets = []
     for result in backward.returns:
@@ -269,7 +271,7 @@ def of_op(
 
 
 def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
-    """The backward of an op that declares none: the vector-Jacobian product of its reference."""
+    """The default backward of an op: the vector-Jacobian product of its reference."""
     inputs = [a for a in forward.args if a.is_tensor]
     grads = ", ".join(f"Tensor grad_{r.name}" for r in forward.returns)
     args = ", ".join(f"{a.type} {a.name}" for a in forward.args)
@@ -296,7 +298,7 @@ def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
                     allow_unused=True,
                 )
         by_slot = dict(zip(leaves, found, strict=True))
-        # The op must return a tensor for every input, also for one without a gradient.
+        # The op must return a tensor for every input, even if it has no gradient.
         results = [
             by_slot[i] if by_slot.get(i) is not None else _zeros(arguments[i], grads[0])
             for i in slots
@@ -307,18 +309,18 @@ def derive(forward: Schema, reference: Callable[..., Any]) -> Backward:
 
 
 def _for_the_last_time(grads: tuple[Any, ...]) -> bool:
-    """Whether the running backward frees what it saved, and a kernel that it calls runs once."""
+    """Whether the running backward frees what was saved, and each kernel runs only once."""
     return not (
         torch._C._autograd._get_current_graph_task_keep_graph()  # retain_graph, or no backward
         or torch.compiler.is_compiling()
-        # For a batch of gradients a kernel runs several times. is_grads_batched has a dispatch key
-        # of its own, which Python knows by its text alone.
+        # For a batch of gradients, a kernel runs several times. is_grads_batched has its own
+        # dispatch key, which Python only sees as text.
         or any("Batched" in str(torch._C._dispatch_keys(g)) for g in grads if g is not None)
     )
 
 
 def _like(tensor: torch.Tensor) -> dict[str, Any]:
-    """What torch.zeros needs to make another like it, without keeping it alive."""
+    """The arguments of torch.zeros for a tensor like this one, without keeping it alive."""
     return {"size": tensor.shape, "dtype": tensor.dtype, "device": tensor.device}
 
 
@@ -327,7 +329,7 @@ def _zeros(argument: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
 
 
 def _autograd_back_on() -> Any:
-    """A kernel runs below autograd, its dispatch keys excluded: lift that."""
+    """A context that re-enables autograd inside a kernel, where its dispatch keys are excluded."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in ("AutogradCPU", "AutogradCUDA", "AutogradMeta", "AutogradOther", "ADInplaceOrView"):
         excluded = excluded.remove(getattr(torch._C.DispatchKey, key))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registers what a record declares with torch: schema, fake, autograd, autocast and vmap.
+"""Registers a record with torch: schema, fake kernel, autograd, autocast and vmap.
 
-All of it happens in Python, before any binary exists. The implementation registered here is a
-fallback under every device: on the first call it loads the compiled kernel, which torch then
-prefers for its device, or else runs the reference (never for a CUDA tensor). An op that is composed
-of others is that composition, and has no fallback.
+This happens in Python, before any binary exists. The implementation registered here is a fallback
+for all devices. On the first call it loads the compiled kernel, which torch then prefers for its
+device. If there is none, it runs the reference (never for a CUDA tensor). An op composed of other
+ops runs that composition and has no fallback.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from opforge.registration.arguments import check_arguments
 from opforge.registration.calls import AUTOCAST_KEYS, autocast_rule, make_call, transformable
 from opforge.registration.schema import Schema, parse
 
-BELOW = "below_autograd"  # the overload that autograd does not see; host.h registers it, too
+BELOW = "below_autograd"  # the overload that autograd does not see; host.h registers it as well
 
-# A Library unregisters when it is collected; ops live as long as the process.
+# A Library unregisters its ops when it is collected. These ops live as long as the process.
 _libraries: list[Library] = []
 
 
@@ -35,7 +35,7 @@ def register(op: Op) -> None:
     try:
         _register(library, op)
     except Exception:
-        library._destroy()  # leave nothing half registered
+        library._destroy()  # do not leave the op half registered
         raise
     _libraries.append(library)
 
@@ -76,7 +76,7 @@ def _register_backward(library: Library, op: Op) -> gradient.Gradient:
 def _register_derived(
     library: Library, op: Op, forward: Schema, reference: Callable[..., Any] | None
 ) -> gradient.Gradient:
-    """An op for the VJP of a reference: opaque to tracing, differentiable no further."""
+    """Register an op for the VJP of a reference. Tracing sees it as one op without a gradient."""
     assert reference is not None
     derived = gradient.derive(forward, reference)
     schema = parse(derived.schema)
@@ -120,7 +120,7 @@ def _define(
     like: str | None,
     pointwise: bool,
 ) -> None:
-    """Schema, fallback, fake kernel and vmap of one function."""
+    """Register schema, fallback, fake kernel and vmap rule of one function."""
     slots = _like_slots(op, schema, like)
     for variant in ("default", BELOW):
         name = schema.name if variant == "default" else f"{schema.name}.{variant}"
@@ -141,13 +141,13 @@ def _define(
 
 
 def _compose(op: Op) -> None:
-    """Give what the record composes the checks and promises of a kernel."""
+    """Wrap the record's composed functions with the checks and output layouts of a kernel."""
     if op.composed is None:
         return
     if not isinstance(op.backward, Backward) or op.backward.composed is None:
         raise RecordError(
             f"the record of {op.name} is composed, but its backward is not: give a Backward with "
-            "composed=<a function>, too"
+            "composed=<a function>"
         )
     forward, backward = op.composed, op.backward.composed
 
@@ -165,15 +165,15 @@ def _compose(op: Op) -> None:
 def _fallback(
     op: Op, name: str, overload: Any, reference: Callable[..., Any], slots: Sequence[int | None]
 ) -> Callable[..., Any]:
-    """Serves until the compiled kernel is there, and after that where there is none."""
+    """The implementation until a kernel is loaded, and on devices without one."""
     if composed := op._composed.get(name.partition(".")[0]):
         return composed
 
     def fallback(*args: Any) -> Any:
-        from opforge.build import load  # the builder is not needed until a first call
+        from opforge.build import load  # the builder is not needed before the first call
 
         tensor = next(a for a in args if isinstance(a, torch.Tensor))
-        if load.ensure(op, name, tensor.device.type):
+        if load.ensure(op, name, tensor.device.type, tensor.dtype):
             return overload(*args)
         return _fresh(reference(*args), args, slots)
 
@@ -183,7 +183,7 @@ def _fallback(
 def _register_autograd(
     library: Library, op: Op, schema: Schema, grad: gradient.Gradient, pointwise: bool
 ) -> Callable[..., Any]:
-    """Register the gradient; returns the function that runs the op differentiably."""
+    """Register the gradient. Returns the function that runs the op with autograd."""
 
     def backward(ctx: Any, *grads: Any) -> Any:
         return grad.backward(ctx, grads, grad.run)
@@ -198,7 +198,7 @@ def _register_autocast(library: Library, op: Op, cast: Callable[..., tuple[Any, 
 
     def autocast(*args: Any) -> Any:
         args = cast(args)
-        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST_KEYS):  # turns autocast off, too
+        with torch._C._ExcludeDispatchKeyGuard(AUTOCAST_KEYS):  # also turns autocast off
             return overload(*args)
 
     for key in ("AutocastCPU", "AutocastCUDA"):
@@ -211,15 +211,15 @@ def _register_vmap(library: Library, op: Op, schema: Schema, pointwise: bool) ->
 
 
 def _like_of_backward(op: Op, schema: Schema) -> str | None:
-    """Gradients take the layout of what they are the gradient of, where that was saved."""
+    """The saved input whose layout the gradients get, or None."""
     if op.like is None:
         return None
-    always = [a.name for a in schema.args if a.type == "Tensor"]  # others may be left unsaved
+    always = [a.name for a in schema.args if a.type == "Tensor"]  # optional ones may not be saved
     return next((n for n in (op.like, op.forward.returns[0].name) if n in always), None)
 
 
 def _like_slots(op: Op, schema: Schema, like: str | None) -> list[int | None]:
-    """The argument whose strides each return takes, if it has its shape; statistics take none's."""
+    """For each return, the position of the argument whose strides it gets if shapes match."""
     slot = None if like is None else [a.name for a in schema.args].index(like)
     statistics = len(op.statistics) if schema is op.forward else 0
     return [slot] * (len(schema.returns) - statistics) + [None] * statistics
@@ -232,7 +232,7 @@ def _empty(
     i: int,
     device: str | None = None,
 ) -> torch.Tensor:
-    """Storage for return i by the package's rule: contiguous, or with the strides of ``like``."""
+    """Empty storage for return ``i``: contiguous, or with the strides of its like argument."""
     slot = slots[i] if i < len(slots) else None
     if slot is not None and args[slot].shape == output.shape:
         return torch.empty_like(args[slot], dtype=output.dtype, device=device)
@@ -240,7 +240,7 @@ def _empty(
 
 
 def _fresh(result: Any, args: tuple[Any, ...], slots: Sequence[int | None] = ()) -> Any:
-    """A reference's outputs with the promised strides, aliasing neither an input nor each other."""
+    """A reference's outputs with the promised strides, as new memory that aliases nothing."""
     taken = {a.untyped_storage()._cdata for a in args if isinstance(a, torch.Tensor)}
     made = []
     for i, output in enumerate(as_tuple(result)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schema strings: parsed once, and translated into the C++ signature they promise."""
+"""Parses schema strings, and translates them into the C++ signatures of kernels."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from opforge.errors import RecordError
 from opforge.terminal.words import did_you_mean
 
 NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
-# Names become C++ identifiers, too; these are the likely ones among C++'s keywords.
+# Names also become C++ identifiers. These are the C++ keywords that are likely as names.
 _CPP_KEYWORDS = re.compile(
     r"(auto|bool|case|catch|char|const|default|delete|do|double|enum|extern|float|goto|inline|int"
     r"|long|new|operator|private|public|register|short|signed|sizeof|static|struct|switch|template"
     r"|this|throw|union|unsigned|using|void)\Z"
 )
 
-# What the stable ABI can carry, and the C++ type a kernel receives for it.
+# Types that the stable ABI can pass -> the C++ types that kernels receive.
 _CPP = {
     "Tensor": "torch::stable::Tensor",
     "Tensor?": "std::optional<torch::stable::Tensor>",
@@ -45,7 +45,7 @@ class Arg:
 
     @property
     def is_tensor(self) -> bool:
-        """Whether a tensor may stand here."""
+        """Whether this is a ``Tensor`` or ``Tensor?``."""
         return self.type in ("Tensor", "Tensor?")
 
 
@@ -64,11 +64,11 @@ class Schema:
         return tuple(i for i, a in enumerate(self.args) if a.is_tensor)
 
     def under(self, name: str) -> str:
-        """The schema's text with another name in front: that of an overload."""
+        """The schema's text with another name, such as that of an overload."""
         return name + self.text[self.text.index("(") :]
 
     def in_order(self, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments by position; raises TypeError, as Python does, for names it cannot take."""
+        """All arguments by position. Raises TypeError for wrong keywords, as Python does."""
         names = [a.name for a in self.args]
         for name in named:
             if name not in names:
@@ -80,7 +80,7 @@ class Schema:
             if name in names[: len(args)]:
                 raise TypeError(f"opforge.{self.name}() got multiple values for argument {name!r}")
         if len(args) > len(names):
-            return args  # too many, which the call says
+            return args  # too many: the call reports that
         rest = names[len(args) :]
         if missing := [repr(n) for n in rest if n not in named]:
             many = "arguments" if len(missing) > 1 else "argument"
@@ -92,37 +92,37 @@ class Schema:
 
     @property
     def cpp_signature(self) -> str:
-        """The C++ function type a kernel for this schema must have."""
+        """The C++ function type of a kernel for this schema."""
         returns = [_CPP[r.type] for r in self.returns]
         result = returns[0] if len(returns) == 1 else f"std::tuple<{', '.join(returns)}>"
         return f"{result}({', '.join(_CPP[a.type] for a in self.args)})"
 
 
 def check_name(name: str, what: str = "op name") -> str:
-    """Refuse anything that is not a plain lower-case identifier, before it becomes a path."""
+    """Raise unless the name is a lower-case identifier. It becomes part of paths and C++ code."""
     if not NAME.match(name):
         raise RecordError(
-            f"{what} {name!r} is not usable: it must be a lower-case identifier "
+            f"{what} {name!r} is not valid: it must be a lower-case identifier "
             "(letters, digits and _, not starting with a digit)"
         )
     if keyword.iskeyword(name) or _CPP_KEYWORDS.match(name):
-        raise RecordError(f"{what} {name!r} is not usable: it is a keyword of Python or C++")
+        raise RecordError(f"{what} {name!r} is not valid: it is a keyword of Python or C++")
     return name
 
 
 def parse(text: str) -> Schema:
-    """Parse a schema string; every argument and return must be named."""
+    """Parse a schema string. Every argument and return must have a name."""
     check_name(text.partition("(")[0].lstrip())
     try:
         parsed = torch._C.parse_schema(text)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
-        raise RecordError(f"schema {text!r} does not parse: {reason}") from None
+        raise RecordError(f"schema {text!r} cannot be parsed: {reason}") from None
     name = parsed.name
     args = tuple(_arg(a, text) for a in parsed.arguments)
     returns = tuple(_arg(r, text) for r in parsed.returns)
     if not returns:
-        raise RecordError(f"schema {text!r} returns nothing; an op returns at least one tensor")
+        raise RecordError(f"schema {text!r} returns nothing; an op must return at least one tensor")
     return Schema(text.strip(), name, args, returns)
 
 
@@ -145,14 +145,14 @@ def _arg(argument: torch.Argument, text: str) -> Arg:
     type_name = _type_name(str(argument.type))
     if type_name not in _CPP:
         raise RecordError(
-            f"schema {text!r}: {argument.name} has type {type_name}, which the stable ABI does "
-            f"not carry. Use one of {', '.join(_CPP)} (a number is float or int, never Scalar)"
+            f"schema {text!r}: {argument.name} has type {type_name}, which the stable ABI cannot "
+            f"pass. Use one of {', '.join(_CPP)} (a number is float or int, never Scalar)"
         )
     return Arg(argument.name, type_name)
 
 
 def _type_name(jit_type: str) -> str:
-    """``Optional[List[int]]``, as torch prints it, to ``int[]?``, as schemas write it."""
+    """Translate torch's ``Optional[List[int]]`` to ``int[]?``, as schemas write it."""
     if match := re.fullmatch(r"Optional\[(.*)\]", jit_type):
         return _type_name(match[1]) + "?"
     if match := re.fullmatch(r"List\[(.*)\]", jit_type):
