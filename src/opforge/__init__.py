@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""opforge: custom GPU operators for PyTorch, and the toolkit they are made with.
+"""opforge: fused GPU operators for PyTorch, and a toolkit to write, prove and time your own.
 
-``opforge.<op>`` is a built-in operator, ``opforge.load(folder)`` one of your own.
+``opforge.<op>`` is a built-in op. ``opforge.load(folder)`` loads an op of your own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-# name -> module; resolved on first use, so that importing opforge stays quick.
+# name -> module. They are imported on first use, so that `import opforge` is quick.
 _LAZY = {
     "Backward": "opforge.op",
     "Build": "opforge.op",
@@ -31,7 +31,7 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         value = import_module(f"opforge.{name}")
     else:
-        # `from opforge import discover` would come back here for "discover"
+        # `from opforge import discover` would call this function again for "discover"
         discover = import_module("opforge.discover")
         if name not in discover.builtin_names():
             raise AttributeError(f"module 'opforge' has no attribute {name!r}")

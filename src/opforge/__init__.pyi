@@ -27,11 +27,10 @@ def bias_dropout_residual(
     p: float = 0.1,
     training: bool = True,
 ) -> Tensor:
-    """``residual + dropout(x + bias, p)`` in one pass, ``bias`` over the last dim of ``x`` or
-    None."""
+    """``residual + dropout(x + bias, p)`` in one pass."""
 
 def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
-    """``gelu(x + bias)`` with ``bias`` over the last dim of ``x``."""
+    """``gelu(x + bias)``, with ``bias`` along the last dim of ``x``."""
 
 def cross_entropy(
     logits: Tensor,
@@ -43,16 +42,17 @@ def cross_entropy(
     reduction: Literal["none", "mean", "sum"] = "mean",
     overwrite_logits: bool = False,
 ) -> Tensor:
-    """Cross entropy of ``logits``, classes along the last dim, and the labels in ``target``."""
+    """Cross entropy of ``logits``, with classes along the last dim, and the labels in
+    ``target``."""
 
 def cumsum(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """Sums of ``x`` along ``dim`` up to each element, the same bits every time."""
+    """Running sums of ``x`` along ``dim``, with the same bits every time."""
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """Elements are 0 with probability ``p``, the others divided by ``1 - p``."""
+    """Set elements to 0 with probability ``p`` and divide the others by ``1 - p``."""
 
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
-    """``gelu(gate) * up``; without ``up``, of the two halves of the last dim of ``gate``."""
+    """``gelu(gate) * up``. Without ``up``, the last dim of ``gate`` holds both halves."""
 
 def group_norm(
     x: Tensor,
@@ -125,7 +125,7 @@ def linear_cross_entropy(
     chunk: int = 0,
     low_memory: bool = False,
 ) -> Tensor:
-    """``cross_entropy(linear(input, weight, bias), target)`` without ever holding all logits."""
+    """``cross_entropy(linear(input, weight, bias), target)`` without holding all logits."""
 
 def log_softmax(
     x: Tensor,
@@ -140,10 +140,10 @@ def reduce_sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool 
     """Sum of ``x`` over ``dim`` (an int, several, or None for all), the same bits every time."""
 
 def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    """``relu(gate) * up``; without ``up``, of the two halves of the last dim of ``gate``."""
+    """``relu(gate) * up``. Without ``up``, the last dim of ``gate`` holds both halves."""
 
 def relu(x: Tensor) -> Tensor:
-    """Rectified linear unit, elementwise; the output has the strides of ``x``."""
+    """Rectified linear unit, elementwise. The output has the strides of ``x``."""
 
 @overload
 def rms_norm(
@@ -198,10 +198,10 @@ def rope(
     positions: Tensor | None = None,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Turn queries and keys by the angles of their positions: ``(q, k)``, None where k is None."""
+    """Rotate queries and keys by the angles of their positions. Returns ``(q, k)``."""
 
 def scale_bias_relu(x: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
-    """``relu(x * scale + bias)`` with ``bias`` over the last dim of ``x``."""
+    """``relu(x * scale + bias)``, with ``bias`` along the last dim of ``x``."""
 
 def softmax(
     x: Tensor,
@@ -213,10 +213,10 @@ def softmax(
     """``softmax(x * scale + mask)`` over the last dim, computed in float32 and rounded once."""
 
 def stencil2d(x: Tensor, weight: Tensor, boundary: str = "zero", fill: float = 0.0) -> Tensor:
-    """Weighted sums of every pixel and its neighbours, over the last two dims of ``x``."""
+    """Weighted sum of each pixel and its neighbours, over the last two dims of ``x``."""
 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    """``silu(gate) * up``; without ``up``, of the two halves of the last dim of ``gate``."""
+    """``silu(gate) * up``. Without ``up``, the last dim of ``gate`` holds both halves."""
 
 def vector_add(a: Tensor, b: Tensor) -> Tensor:
     """``a + b`` with broadcasting, for tensors of one dtype (autocast promotes to the wider)."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m opforge`` is the ``opforge`` command."""
+"""Runs the ``opforge`` command for ``python -m opforge``."""
 
 from opforge.cli import main
 

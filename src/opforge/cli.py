@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ``opforge`` command. Exit codes: 0 fine, 1 found a fault, 2 could not run."""
+"""The ``opforge`` command. Exit codes: 0 success, 1 a fault was found, 2 it could not run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-# Nothing in these modules imports torch before a command runs: --help is to be quick.
+# None of these modules imports torch before a command runs, so that --help is quick.
 from opforge import __version__
 from opforge.bench.cli import bench
 from opforge.build.cache_cli import cache_app
@@ -26,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (check, bench, profile, report, build, sim, doctor):
+for command in (check, sim, bench, profile, report, build, doctor):
     app.command()(command)
 app.command("list")(list_ops)
 app.add_typer(cache_app, name="cache")
@@ -47,11 +47,16 @@ def opforge(
         ),
     ] = False,
 ) -> None:
-    """Build, inspect and ship custom PyTorch operators."""
+    """Fused GPU operators for PyTorch, and the tools to write, prove and time your own.
+
+    An OP is the name of a built-in op (opforge list) or the path of an op folder.
+
+    Example: opforge check relu --on cpu
+    """
 
 
 def main() -> None:
-    """Run the command; expected errors are one line and exit code 2."""
+    """Run the command. An expected error prints one line and exits with 2."""
     try:
         with until_nobody_reads():
             app()

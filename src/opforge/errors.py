@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exceptions opforge raises beside the usual TypeError and ValueError for bad arguments."""
+"""The exceptions of opforge. Bad arguments of an op raise TypeError or ValueError."""
 
 from __future__ import annotations
 
 
 class OpforgeError(RuntimeError):
-    """Base of every error that opforge itself raises."""
+    """Base class of all exceptions of opforge."""
 
 
 class RecordError(OpforgeError):
@@ -13,11 +13,11 @@ class RecordError(OpforgeError):
 
 
 class ToolchainError(OpforgeError):
-    """A compiler is missing, or does not fit this torch."""
+    """A compiler is missing or does not work with this torch."""
 
 
 class MissingPackage(OpforgeError):
-    """A package of one of opforge's extras is needed and not installed."""
+    """A command needs a package of one of opforge's extras, which is not installed."""
 
 
 class BuildError(OpforgeError):
@@ -25,15 +25,15 @@ class BuildError(OpforgeError):
 
 
 class CacheError(OpforgeError):
-    """The build cache cannot be used as it is."""
+    """The build cache cannot be used, for example because others can write to it."""
 
 
 class KernelUnavailable(OpforgeError):
-    """No usable kernel for a tensor's device."""
+    """There is no usable kernel for the device of a tensor."""
 
 
 class NotSimulated(OpforgeError):
-    """A kernel uses something that the simulator does not have."""
+    """A kernel uses a feature that the simulator does not support."""
 
 
 class SimulationError(OpforgeError):
@@ -41,8 +41,8 @@ class SimulationError(OpforgeError):
 
 
 class ProfileError(OpforgeError):
-    """An op cannot be profiled as asked, or the profiler failed."""
+    """An op cannot be profiled this way, or the profiler failed."""
 
 
 class SettingError(OpforgeError, ValueError):
-    """An environment variable has a value that makes no sense."""
+    """An environment variable has an invalid value."""

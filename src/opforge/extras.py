@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The packages that opforge does without until a command needs them."""
+"""Optional packages: which extra has them, and the error that names the install command."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from importlib.util import find_spec
 
 from opforge.errors import MissingPackage
 
-# By extra, as in pyproject.toml: packages, and the modules that are imported of them. (Whether
-# there is what the extra "cuda" brings is a matter of finding nvcc: see build/toolchain.py.)
+# extra -> {package: module}, as in pyproject.toml. The extra "cuda" is not listed: it installs
+# nvcc, which build/toolchain.py looks for.
 EXTRAS = {
-    # random inputs, what torch.library.opcheck imports, and sums that are added up one by one
+    # hypothesis draws random inputs, opcheck imports expecttest, numpy adds term by term
     "check": {"hypothesis": "hypothesis", "expecttest": "expecttest", "numpy": "numpy"},
-    # clocks and power of a GPU, and again such sums: what is timed is compared first
+    # pynvml reads a GPU's clocks and power; numpy as above, because bench compares results first
     "bench": {"nvidia-ml-py": "pynvml", "numpy": "numpy"},
     "peers": {"liger-kernel": "liger_kernel", "quack-kernels": "quack"},
     "cutlass": {"nvidia-cutlass": "cutlass_library"},
@@ -25,14 +25,14 @@ def missing(extra: str) -> list[str]:
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra."""
+    """The pip command that installs an extra."""
     return f"pip install 'opforge[{extra}]'"
 
 
 def need(what: str, extra: str, *packages: str) -> None:
-    """Raise where ``what`` lacks some of an extra's packages, all if none are named.
+    """Raise MissingPackage if ``what`` needs packages of an extra that are not installed.
 
-    Nothing is imported to find out.
+    Without ``packages``, all of the extra are needed. No package is imported.
     """
     if gone := [p for p in missing(extra) if not packages or p in packages]:
         raise MissingPackage(

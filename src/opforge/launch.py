@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,7 +25,7 @@ def launch_config(
     rows: int | None = None,
     vec: int | None = None,
 ) -> Iterator[None]:
-    """Within this context ``op``'s CUDA kernels use another launch configuration.
+    """A context in which ``op``'s CUDA kernels use another launch configuration.
 
     Args:
         op: a built-in op's name or function, or an :class:`Op`.
@@ -32,8 +33,8 @@ def launch_config(
         rows: rows per block, for the ops that sum over rows.
         vec: elements per memory access: 1 turns 16-byte vectors off.
 
-    It holds for the whole process, backward passes included. A parameter that an op's kernel has
-    no use for is ignored.
+    It applies to the whole process, including backward passes. A kernel ignores parameters that
+    it does not use.
     """
     record = discover.record_of(op)
     active = simulation.current()
@@ -44,7 +45,7 @@ def launch_config(
         limit = properties.max_threads_per_block
     else:
         raise RuntimeError(
-            "launch_config changes how CUDA kernels are launched: it needs a CUDA GPU, or the "
+            "launch_config changes how CUDA kernels are launched, so it needs a CUDA GPU or the "
             "simulator (with opforge.sim.active(): ...)"
         )
     if block is not None and (block % 32 or not 32 <= block <= limit):
@@ -52,20 +53,20 @@ def launch_config(
             f"block={block} must be a multiple of 32 from 32 to {limit} on this device"
         )
     if block is not None and block & (block - 1):
-        raise ValueError(f"block={block} must be a power of two: sums pair threads up")
+        raise ValueError(f"block={block} must be a power of two, because sums add pairs of threads")
     if rows is not None and rows < 1:
         raise ValueError(f"rows={rows} must be at least 1")
     if vec is not None and vec != 1:
         raise ValueError(f"vec={vec} must be 1 (one element per access) or None (16-byte vectors)")
+    tune: Callable[[int, int, int], Any]
     if active is not None:
         runtime.ensure(record, active.target)
-        path = runtime.loaded_path(record, active.target)
+        library = ctypes.CDLL(str(runtime.loaded_path(record, active.target)))
+        tune = library.opforge_set_tuning
     else:
-        load.ensure(record, record.name, "cuda")
-        path = load.loaded_path(record, "cuda")
-    library = ctypes.CDLL(str(path))
-    library.opforge_set_tuning(block or 0, rows or 0, vec or 0)
+        tune = functools.partial(load.tune, record, "cuda")
     try:
+        tune(block or 0, rows or 0, vec or 0)
         yield
     finally:
-        library.opforge_set_tuning(0, 0, 0)
+        tune(0, 0, 0)

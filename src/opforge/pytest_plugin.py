@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pytest plugin behind ``opforge.testing.matrix``.
 
-Rows run in a worker process per op, so that a kernel that crashes is one failed test and not the
-end of pytest.
+The rows of an op run in a worker process. A kernel that crashes is therefore one failed test, and
+pytest goes on.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 
 @pytest.fixture(scope="session")
 def opforge_checks() -> Iterator[Callable[..., None]]:
-    """Runs a row of an op and turns its result into that of the test."""
-    # Here and not above: the plugin is loaded in every pytest of whoever has opforge installed.
+    """A function that runs one row of an op and passes, fails or skips the test accordingly."""
+    # Imported here, because every pytest run loads this plugin once opforge is installed.
     from opforge import discover
     from opforge.check import results, runner
     from opforge.check.options import Options
@@ -30,7 +30,7 @@ def opforge_checks() -> Iterator[Callable[..., None]]:
         key = id(record), options
         try:
             if key not in workers:
-                while workers:  # tests of an op come together, and a process takes half a GB
+                while workers:  # tests of one op come together, and a process takes half a GB
                     workers.popitem()[1].close()
                 broken.update(runner.build([record], options))
                 workers[key] = Worker(options)
@@ -40,7 +40,7 @@ def opforge_checks() -> Iterator[Callable[..., None]]:
         except Impossible as error:
             pytest.fail(f"{record.name} could not be checked: {error}", pytrace=False)
         if result.outcome == results.FAILED:
-            pytest.fail(f"{result.text}\n\nto see it again:\n{result.script}", pytrace=False)
+            pytest.fail(f"{result.text}\n\nto reproduce it:\n{result.script}", pytrace=False)
         if result.outcome != results.PASSED:
             pytest.skip(f"{result.outcome}: {result.text}")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every environment variable opforge reads, in one place. Read at use, so tests can set them."""
+"""All environment variables that opforge reads. Each is read at use, so that tests can set it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import platformdirs
 
 from opforge.errors import CacheError, SettingError
 
-# name -> what it does; `opforge doctor` prints the ones that are set.
+# name -> meaning; `opforge doctor` prints those that are set.
 VARIABLES = {
     "OPFORGE_CACHE_DIR": "where built libraries are kept",
-    "OPFORGE_PREBUILT": "a folder of libraries made by `opforge build --out`, tried first",
+    "OPFORGE_PREBUILT": "a folder of libraries from `opforge build --out`, searched first",
     "OPFORGE_JIT": "0: never compile at run time",
-    "OPFORGE_LOCK_TIMEOUT": "seconds to wait for another process's build (default 900)",
-    "OPFORGE_SIM_TIMEOUT": "seconds a simulated block may take before it is stopped (default 60)",
-    "OPFORGE_CHECK_LABELS": "1: losses look at labels on a GPU, too, and wait for it",
+    "OPFORGE_LOCK_TIMEOUT": "seconds to wait for a build by another process (default 900)",
+    "OPFORGE_SIM_TIMEOUT": "seconds after which a simulated block is stopped (default 60)",
+    "OPFORGE_CHECK_LABELS": "1: losses also validate labels on a GPU, which waits for the GPU",
     "TORCH_CUDA_ARCH_LIST": "GPU architectures to build for, such as '9.0' or 'Ampere;Hopper'",
     "CUDA_HOME": "the CUDA toolkit to use",
     "CXX": "the host C++ compiler to use",
-    "MAX_JOBS": "parallel compile jobs at most",
-    "USE_CUDA": "0: leave CUDA out entirely",
+    "MAX_JOBS": "the largest number of parallel compile jobs",
+    "USE_CUDA": "0: do not use CUDA at all",
     "DEBUG": "1: build with debug information and device asserts",
 }
 
@@ -38,12 +38,12 @@ def jit_enabled() -> bool:
 
 
 def check_labels() -> bool:
-    """Whether labels on a GPU are looked at, at the cost of waiting for them."""
+    """Whether losses validate labels on a GPU, which has to wait for the GPU."""
     return _flag("OPFORGE_CHECK_LABELS", False)
 
 
 def cuda_enabled() -> bool:
-    """Whether CUDA is wanted at all."""
+    """Whether CUDA may be used."""
     return _flag("USE_CUDA", True)
 
 
@@ -53,7 +53,7 @@ def debug() -> bool:
 
 
 def lock_timeout() -> float:
-    """Seconds to wait for another process's build."""
+    """Seconds to wait for a build by another process."""
     value = os.environ.get("OPFORGE_LOCK_TIMEOUT", "900")
     try:
         return float(value)
@@ -62,7 +62,7 @@ def lock_timeout() -> float:
 
 
 def sim_timeout() -> int:
-    """Seconds a simulated block may take before it is stopped."""
+    """Seconds after which a simulated block is stopped."""
     value = os.environ.get("OPFORGE_SIM_TIMEOUT", "60")
     if not value.isdecimal() or int(value) < 1:
         raise SettingError(
@@ -72,17 +72,17 @@ def sim_timeout() -> int:
 
 
 def prebuilt_dir() -> Path | None:
-    """The folder of prebuilt libraries, if one is named."""
+    """The folder of prebuilt libraries, or None."""
     value = os.environ.get("OPFORGE_PREBUILT")
     return Path(value).expanduser() if value else None
 
 
 def explicit_cache_dir() -> Path | None:
-    """The cache directory, if one is named."""
+    """The cache directory from OPFORGE_CACHE_DIR, or None."""
     value = os.environ.get("OPFORGE_CACHE_DIR")
     return Path(value).expanduser() if value else None
 
 
 def default_cache_dir() -> Path:
-    """The user's own cache directory."""
+    """The cache directory of this user, used by default."""
     return Path(platformdirs.user_cache_dir("opforge", appauthor=False))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes ``opforge/__init__.pyi``, for editors and type checkers: ``python -m opforge.stubs``.
 
-``import opforge`` finds ops when they are first used, which no type checker can follow. Nothing
-reads the file at run time.
+``import opforge`` imports an op when it is first used, which type checkers cannot follow. The file
+is not read at run time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _WIDTH = 100
 
 
 def text() -> str:
-    """What the file must be, by the ops there are."""
-    package: Any = opforge  # its stub has no private names
+    """The content of the file for the current built-in ops."""
+    package: Any = opforge  # Any, because its stub has no private names
     lazy = sorted((module, name) for name, module in package._LAZY.items())
     public = [("opforge", name) for name in sorted(package._MODULES)] + lazy
-    names: set[tuple[str, str]] = set()  # those in signatures, with their modules
+    names: set[tuple[str, str]] = set()  # names used in signatures, with their modules
     ops = [
         _function(name, discover.load(discover.BUILTIN_FOLDER / name), names)
         for name in discover.builtin_names()
@@ -49,7 +49,7 @@ def text() -> str:
 
 
 def _function(name: str, function: Callable[..., Any], names: set[tuple[str, str]]) -> str:
-    """A function's signature, or several, and the first paragraph of its docstring."""
+    """A function's signature (or overloads) with the first paragraph of its docstring."""
     variants = _variants(inspect.signature(function, eval_str=True))
     if len(variants) > 1:
         names.add(("typing", "overload"))
@@ -61,9 +61,10 @@ def _function(name: str, function: Callable[..., Any], names: set[tuple[str, str
 
 
 def _variants(signature: inspect.Signature) -> list[inspect.Signature]:
-    """One; or one without a residual, one with it by position and one with it by name.
+    """The overloads of a function: usually one.
 
-    So where the result is a tensor, and with a residual a tuple.
+    If it returns a tuple when a residual is given, there are three: without a residual, with one
+    by position, and with one by keyword.
     """
     results = typing.get_args(signature.return_annotation)
     parameters = list(signature.parameters.values())
@@ -99,7 +100,7 @@ def _header(name: str, signature: inspect.Signature, names: set[tuple[str, str]]
 
 
 def _type(hint: Any, names: set[tuple[str, str]]) -> str:
-    """An annotation as source; aliases are written out."""
+    """An annotation as source text, with aliases expanded."""
     if hint in (None, types.NoneType):
         return "None"
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``opforge check`` from Python and from pytest.
+"""``opforge check`` for Python programs and pytest.
 
-``check(op)`` runs the whole matrix and raises if a row fails. In a test file one line makes a test
-of every row::
+``check(op)`` runs all rows and raises if one fails. In a test file, one line makes a test of every
+row::
 
     test_my_op = opforge.testing.matrix("path/to/my_op")
 
-Rows that cannot be run, or mean nothing for the op, are skipped with the reason.
+Rows that cannot run here, or do not apply to the op, are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AnyOp = str | Path | Op | Callable[..., Any]
 
 
 class CheckFailed(AssertionError):
-    """Rows failed; the text has each with its reproduction script. ``report`` has everything."""
+    """Rows failed. The message has each failure with its script; ``report`` has all results."""
 
     def __init__(self, text: str, report: Report) -> None:
         super().__init__(text)
@@ -47,17 +47,17 @@ def check(
     only: Sequence[str] = (),
     jobs: int = 1,
 ) -> Report:
-    """Check an op; raises :class:`CheckFailed` if a row fails or the op cannot be checked.
+    """Check an op. Raises :class:`CheckFailed` if a row fails or the op cannot be checked.
 
     Args:
         op: a built-in op's name or function, an op folder, or an :class:`opforge.Op`.
-        on: some of ``"cpu"``, ``"sim"`` and ``"cuda"``; by default the CPU and the GPU, or the
-            simulator where there is none.
-        full: every dtype, more situations, and the rows that take long.
-        sanitize: also compute-sanitizer's tools (on a GPU).
-        seed: other random values.
-        only: names or numbers of rows; all by default.
-        jobs: rows that run at a time, each in a process of its own.
+        on: places to check: ``"cpu"``, ``"sim"``, ``"cuda"``. By default the CPU and the GPU, or
+            the CPU and the simulator without a GPU.
+        full: check all dtypes, more situations, and the slow rows.
+        sanitize: also run compute-sanitizer's tools (on a GPU).
+        seed: seed of the random values.
+        only: names or numbers of rows; by default all.
+        jobs: how many rows run at a time, each in its own process.
     """
     need("opforge check", "check")
     options = Options(tuple(on), full, sanitize, seed, tuple(map(str, only)), jobs=jobs)
@@ -66,7 +66,7 @@ def check(
     texts = [one.impossible] if one.impossible else []
     texts += [f"{r.row} on {r.place}: {r.text}\n\n{r.script}" for _, r in report.failed]
     if not texts and report.exit_code:
-        texts = [f"nothing was run: {', '.join(dict.fromkeys(r.text for r in one.results))}"]
+        texts = [f"no row was run: {', '.join(dict.fromkeys(r.text for r in one.results))}"]
     if texts:
         raise CheckFailed(f"{one.op}: {one.count()}\n\n" + "\n\n".join(texts), report)
     return report
@@ -80,9 +80,10 @@ def matrix(
     seed: int = 0,
     only: Sequence[str] = (),
 ) -> Callable[..., None]:
-    """A test function for pytest, parametrised over every row and place of the check.
+    """A test function for pytest, parametrised over all rows and places of the check.
 
-    ``only`` has the names or numbers of rows; all by default.
+    ``only`` lists names or numbers of rows; by default all. The other arguments are those of
+    :func:`check`.
     """
     import pytest
 
@@ -93,7 +94,7 @@ def matrix(
         for row in rows.find(list(map(str, only)))
         if rows.applies_at(row, place)
     ]
-    options = Options(tuple(on), full, False, seed)
+    options = Options(tuple(on), full, False, seed, tuple(map(str, only)))
 
     def test(row: str, place: str, opforge_checks: Any) -> None:
         opforge_checks(op, options, row, place)

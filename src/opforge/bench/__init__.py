@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``opforge bench``: how fast an op is, beside the limit and beside everybody else."""
+"""``opforge bench``: times an op against its ceiling and against other implementations."""

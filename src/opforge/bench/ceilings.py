@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The limits, measured like everybody else: copying the same bytes, reading them, the product."""
+"""Measures the ceilings in the same run: copying or reading the same bytes, or a matrix product."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from opforge.errors import OpforgeError
 from opforge.op import Cost, Op
 
 COPY, READ, PRODUCT = "copy", "read", "product"
-_ROW = 8192  # bytes: what the reading kernel takes as a row
-_MOSTLY = 0.05  # an op that writes less than this share of its bytes is one that reads
+_ROW = 8192  # bytes of a row of the reading kernel
+_MOSTLY = 0.05  # an op that writes a smaller share of its bytes counts as one that only reads
 
 
 class Ceiling:
-    """A limit that takes its turns: calls over buffers of its own."""
+    """A ceiling that takes turns like a contender. Its calls use their own buffers."""
 
     def __init__(self, calls: list[Callable[[], Any]]) -> None:
         self.calls = calls
 
     def prepare(self) -> None:
-        """Nothing."""
+        """Do nothing before a turn."""
 
 
 def ceilings(
     op: Op, cost: Cost, case: Sequence[Any], count: int, forward: bool
 ) -> dict[str, Ceiling]:
-    """Those that bound an op which moves so many bytes, over as many buffers as it has inputs."""
+    """The ceilings of an op that moves so many bytes, with as many buffers as it has input sets."""
     if not cost.bytes:
         return {}
     device = next(a for a in case if isinstance(a, torch.Tensor)).device
-    # Copies of odd sizes are up to 7% slower on an H200: the limit is that of a round one.
+    # Copies of odd sizes are up to 7% slower on an H200, so the ceiling copies a round size.
     step = 4096 if cost.bytes >= 1 << 20 else 128
     half = max(round(cost.bytes / 2 / step), 1) * step
     sources, targets = (
@@ -49,7 +49,7 @@ def ceilings(
             read(views[0])
             found[READ] = Ceiling([_apply(read, v) for v in views])
         except OpforgeError:
-            pass  # no kernel for reading, no compiler to make one: copying must do
+            pass  # without a compiler there is no reading kernel; copying is the ceiling
     if op.product is not None and forward:
         a, b = op.product(*case)
         found[PRODUCT] = Ceiling([lambda: torch.mm(a, b)] * count)
@@ -57,7 +57,7 @@ def ceilings(
 
 
 def limit(times: dict[str, float]) -> str:
-    """Which ceiling is the limit: the product for matrix work, else the fastest way to move."""
+    """The name of the ceiling that counts: the product for matrix work, or the fastest transfer."""
     if PRODUCT in times:
         return PRODUCT
     return min(times, key=lambda name: times[name], default="")

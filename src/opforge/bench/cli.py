@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``opforge bench``."""
+"""The command ``opforge bench``, which times ops."""
 
 from __future__ import annotations
 
@@ -16,49 +16,63 @@ def bench(
     ops: Ops = None,
     shape_text: Annotated[
         str | None,
-        typer.Option("--shapes", help="such as 8192x8192,4096x50257; or small, large, odd, all"),
+        typer.Option(
+            "--shapes", help="such as 8192x8192,4096x50257, or one of small, large, odd, all"
+        ),
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="such as bfloat16,float32; or all the op takes: all")
-    ] = None,
-    backward: Annotated[bool, typer.Option("--backward", help="time the backward, too")] = False,
+    dtype: Annotated[str | None, typer.Option(help="such as bfloat16,float32, or all")] = None,
+    backward: Annotated[bool, typer.Option("--backward", help="time the backward as well")] = False,
     peers: Annotated[
-        str, typer.Option(help="all, none, or some of eager,torch.compile and the record's peers")
+        str,
+        typer.Option(help="all, none, or names such as eager,torch.compile and the op's own peers"),
     ] = "all",
-    on: Annotated[str | None, typer.Option(help="cpu or cuda (default: cuda if there is)")] = None,
+    on: Annotated[
+        str | None, typer.Option(help="cpu or cuda (default: cuda if there is a GPU)")
+    ] = None,
     sweep: Annotated[
-        bool, typer.Option("--sweep", help="many sizes, to see how the cost grows")
+        bool, typer.Option("--sweep", help="time many sizes, to see how the cost grows")
     ] = False,
     json_file: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="merge into a file, or a folder of <op>.json"),
+        typer.Option(
+            "--json",
+            metavar="FILE",
+            help="merge the results into this file, or into <op>.json in this folder",
+        ),
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="older results: say what got slower")
+        Path | None,
+        typer.Option(metavar="FILE", help="compare with older results and list what got slower"),
     ] = None,
     fail_below: Annotated[
         float | None,
         typer.Option(
             metavar="RATIO",
             min=0.0,
-            help="exit 1 where the speed relative to --against (else to the best other) is lower",
+            help="exit 1 if the speed relative to --against (or else the best peer) is lower",
         ),
     ] = None,
     commit: Annotated[
-        str | None, typer.Option(help="what is measured, where git cannot tell")
+        str | None, typer.Option(help="the commit to record, if git cannot tell")
     ] = None,
     jobs: Annotated[
         int,
-        typer.Option(metavar="N", min=1, help="prepare (compile) N workloads at a time; time one"),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="compile N workloads at a time; they are still timed one by one",
+        ),
     ] = 1,
 ) -> None:
-    """Time ops beside the limit and beside everybody else, in one run.
+    """Time ops against PyTorch, other libraries and the memory ceiling, in one run.
 
-    Exit code 0: fine. 1: an op is wrong, cheats or got slower. 2: could not run.
+    Example: opforge bench relu --shapes 8192x8192 --backward
+
+    Exit code: 0 success; 1 an op is wrong, cheats or got slower; 2 it could not run.
     """
     need("opforge bench", "bench")
     from opforge.bench import (
-        clock,  # noqa: F401  before any op: it takes the clocks as they are
+        clock,  # noqa: F401  before any op is loaded, which could replace the functions it takes
         results,
         runner,
         shapes,
@@ -75,18 +89,18 @@ def bench(
     chosen = shapes.sweep(device) if sweep else shapes.parse(shape_text) if shape_text else None
     if fail_below is not None and against is None and peers == "none":
         raise typer.BadParameter(
-            "--fail-below has nothing to compare with: name peers or --against"
+            "--fail-below needs something to compare with: give --peers or --against"
         )
     before = results.read(against) if against else None
     if before is not None and against is not None:
         results.check_device(before, runner.device_name(device), against)
     records = records_of(ops)
     files = [] if json_file is None else [results.file_for(op.name, json_file) for op in records]
-    for file in dict.fromkeys(files):  # what is wrong with one is said before anything is timed
+    for file in dict.fromkeys(files):  # a bad file is an error before anything is timed
         if file.is_file():
             results.check_device(results.read(file), runner.device_name(device), file)
         must_be_writable(file)
-        must_be_writable(file.with_name(f".{file.name}.new"))  # it is replaced as a whole
+        must_be_writable(file.with_name(f".{file.name}.new"))  # the file is replaced as a whole
     kept = results.Results()
 
     def keep(new: results.Results) -> None:
@@ -105,7 +119,7 @@ def bench(
     )
     try:
         runner.run(records, options, keep)
-    finally:  # what there is, even if it was interrupted
+    finally:  # show the finished rows even after Ctrl-C
         show.on_console(kept, out)
     if json_file is not None:
         say(out, f"written to {json_file}")
@@ -116,11 +130,11 @@ def bench(
         least = 0.02 if device == "cuda" else 0.1
         found, lost = results.compare(before, kept, least), results.lost(before, kept)
         if not found and not lost:
-            raise OpforgeError(f"{against} has none of the rows that were measured now")
+            raise OpforgeError(f"{against} has no result for any of the workloads measured now")
         failed |= show.changes(found, lost, out, fail_below)
         alone = len([r for r in ours if r.us]) - len(found)
         if alone > 0:
-            say(out, f"{alone} not in {against}")
+            say(out, f"{alone} workloads are not in {against}")
     elif fail_below is not None:
         failed |= show.losses(kept, out, fail_below)
     if not failed and not any(r.us for r in kept.rows):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a turn takes: a number of calls, made back to back, on fresh inputs and cold caches.
+"""Times a turn: several calls in a row, on new inputs and with cold caches.
 
-On a GPU a sleep kernel goes first, so that the host has queued everything before the first call
-starts: events around the calls then see the device alone. The inputs change after the sleep, in
-the same stream, so a kernel that does not wait for its stream reads the old ones.
+On a GPU, a sleep kernel runs first, so that the host has queued everything before the first call
+starts. Events around the calls then measure the device alone. The inputs change after the sleep, in
+the same stream. A kernel that does not wait for its stream therefore reads the old inputs.
 
-The clocks are taken when this module is imported, before any op is: an op that replaces them later
-is found out, here and by a second clock.
+The clock functions are saved when this module is imported, before any op is loaded. An op that
+replaces them later is detected, here and by a second clock.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _NAMES = (
     "torch.cuda._sleep",
 )
 _SLEEP, _MOST_SLEEP = 2e-3, 1.0  # seconds
-_TRIES = 5  # turns to be taken again before clocks that disagree are not believed
-_LEFTOVER = 200e-6  # seconds it may take to hear from the device that it is idle
+_TRIES = 5  # turns before clocks that disagree are an error
+_LEFTOVER = 200e-6  # seconds that it may take until the host learns that the device is idle
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Turn:
     """Seconds per call of one turn."""
 
     seconds: float
-    host: float | None  # the host's share of making a call; None where the host does the work
+    host: float | None  # time of the host per call; None if the host does the work
     outputs: list[Any]
     leftover: float = 0.0  # seconds of work that went on after the stream was done
 
@@ -62,12 +62,12 @@ _TRUSTED = {name: _look_up(name) for name in _NAMES}
 
 
 def replaced() -> str:
-    """The name of a clock that is not what it was; "" if all are."""
+    """The name of a clock function that has been replaced, or ""."""
     return next((name for name in _NAMES if _look_up(name) is not _TRUSTED[name]), "")
 
 
 class CpuClock:
-    """The host's clock: calls return when they are done."""
+    """The clock for the CPU, where calls return when they are done."""
 
     device = "cpu"
     method = (
@@ -80,10 +80,10 @@ class CpuClock:
         self._flusher = torch.ones(self.cache_bytes // 4)
 
     def turn(self, change: Call, prepare: Call, calls: Sequence[Call], keep: bool) -> Turn:
-        """Change the inputs, prepare, then time the calls; their outputs are kept if asked for.
+        """Change the inputs, prepare, then time the calls. ``keep`` keeps their outputs.
 
-        Outputs that are not kept go back to the allocator at once, as in a loop: fresh pages for
-        each would cost more than most ops.
+        Otherwise an output is freed at once, as in a loop. New pages for each output would cost
+        more than most ops.
         """
         for _ in range(_TRIES):
             turn = self._try(change, prepare, calls, keep)
@@ -92,10 +92,10 @@ class CpuClock:
         raise ClockError("two clocks disagree on how long its calls took")
 
     def _try(self, change: Call, prepare: Call, calls: Sequence[Call], keep: bool) -> Turn | None:
-        """A turn; None where its clocks disagree, be it that a neighbour came between them."""
+        """One turn, or None if its clocks disagree, for example because of another process."""
         change()
         prepare()
-        self._flusher.add_(0.0)  # written, or a cache may keep what is older
+        self._flusher.add_(0.0)  # written, because a cache may keep older lines that are only read
         before, other = _now(), _other_now(time.CLOCK_MONOTONIC_RAW)
         outputs = []
         for call in calls:
@@ -107,23 +107,23 @@ class CpuClock:
             return None
         return Turn(elapsed * 1e-9 / len(calls), None, outputs)
 
-    # A time is not believed below this share of the limit, less what a call costs anyway: caches
-    # that a flush misses, turbo clocks and neighbours make more of a difference than on a GPU.
+    # A time below this share of the ceiling, minus the cost of a call, is rejected. The share is
+    # lower than on a GPU because of caches that a flush misses, turbo clocks and other processes.
     margin, slack_us = 0.4, 20.0
 
     def begin(self) -> None:
-        """A new workload."""
+        """Start a new workload."""
 
     def sets_for(self, size: int) -> int:
-        """Input sets for calls that move so many bytes: a turn of some ten milliseconds."""
+        """The number of input sets for calls of this size, so that a turn takes some 10 ms."""
         return min(max((100 << 20) // max(size, 1), 3), 16)
 
     def disagrees(self, prepare: Call, calls: Sequence[Call]) -> bool:
-        """Two clocks have timed every turn already."""
+        """False, because two clocks have timed every turn already."""
         return False
 
     def peak_memory(self, call: Call) -> int | None:
-        """Not counted on the CPU."""
+        """None, because it is not measured on the CPU."""
         call()
         return None
 
@@ -131,7 +131,7 @@ class CpuClock:
 
 
 class CudaClock:
-    """Events on the device's own clock."""
+    """The clock for a GPU: events, measured by the device."""
 
     device = "cuda"
     method = (
@@ -147,11 +147,11 @@ class CudaClock:
         self.begin()
 
     def begin(self) -> None:
-        """A new workload: as long a sleep as most need, longer ones as they turn out."""
+        """Start a new workload, with the usual sleep. It becomes longer if needed."""
         self._sleep = _SLEEP
 
     def _calibrate(self) -> float:
-        """Cycles of the sleep kernel per second, by the device's clock."""
+        """Cycles of the sleep kernel per second, measured by the device's clock."""
         cycles = 20_000_000
         for _ in range(2):
             start, end = _Event(enable_timing=True), _Event(enable_timing=True)
@@ -162,21 +162,21 @@ class CudaClock:
         return float(cycles / (start.elapsed_time(end) * 1e-3))
 
     def turn(self, change: Call, prepare: Call, calls: Sequence[Call], keep: bool) -> Turn:
-        """Change the inputs, prepare, then time the calls; the host is far ahead meanwhile.
+        """Change the inputs, prepare, then time the calls, while the host is far ahead.
 
-        Outputs are always kept until the turn is over, so that each lies in memory of its own:
-        written to the same place, a small one would never leave the cache.
+        Outputs are always kept until the end of the turn, so that each has its own memory. A small
+        output that is written to the same place again would never leave the cache.
         """
         while True:
             turn, queued = self._try(change, prepare, calls, keep)
             # The sleep must outlast the queueing, or the device would wait for the host.
             if queued < 0.8 * self._sleep:
-                # A first turn, which allocates, would make all others long. Little by little: the
-                # others may need more.
+                # The first turn allocates. If its sleep counted, all others would be long. So the
+                # sleep grows in steps.
                 self._sleep = max(_SLEEP, min(self._sleep, max(3 * queued, 0.7 * self._sleep)))
                 return turn
             if self._sleep >= _MOST_SLEEP:
-                self.begin()  # the others need no such sleep
+                self.begin()  # other workloads do not need such a long sleep
                 raise ClockError("waits for the GPU: its calls cannot be queued ahead")
             self._sleep = min(max(2 * queued, 2 * self._sleep), _MOST_SLEEP)
 
@@ -189,7 +189,7 @@ class CudaClock:
         torch.cuda._sleep(int(self._sleep * self._cycles_per_second))
         change()
         prepare()
-        self._flusher.sum()  # read, so that no line of the cache is left to be written back
+        self._flusher.sum()  # only read, so that no cache line must be written back
         start.record()
         before = _now()
         outputs = [call() for call in calls]
@@ -214,12 +214,12 @@ class CudaClock:
     margin, slack_us = 0.85, 2.0
 
     def sets_for(self, size: int) -> int:
-        """Input sets for calls that move so many bytes: a turn of some 300 µs."""
-        # No more than 16: a queue takes a thousand launches, and some ops make dozens each.
+        """The number of input sets for calls of this size, so that a turn takes some 300 µs."""
+        # At most 16, because a queue takes a thousand launches, and some ops make dozens each.
         return min(max(-(-1_200_000_000 // max(size, 1)), 4), 16)
 
     def disagrees(self, prepare: Call, calls: Sequence[Call]) -> bool:
-        """Whether the device's clock sees much less of 20 ms of calls than the host's."""
+        """Whether the device's clock measures much less time than the host's for 20 ms of calls."""
         torch.cuda.synchronize()
         start, end = _Event(enable_timing=True), _Event(enable_timing=True)
         before = _now()
@@ -234,15 +234,15 @@ class CudaClock:
         return bool(start.elapsed_time(end) * 1e-3 < 0.5 * waited)
 
     def peak_memory(self, call: Call) -> int | None:
-        """Bytes that a call takes at its peak, its outputs included."""
-        gc.collect()  # what goes meanwhile would be counted
+        """Peak memory of a call in bytes, including its outputs."""
+        gc.collect()  # or memory that is freed during the call would count
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         call()
         return torch.cuda.max_memory_allocated() - before
 
     def held_memory(self, call: Call) -> int | None:
-        """Bytes that are still taken when a call has returned."""
+        """Bytes that are still allocated after a call has returned."""
         gc.collect()
         before = torch.cuda.memory_allocated()
         call()
@@ -250,7 +250,7 @@ class CudaClock:
 
 
 class ClockError(Exception):
-    """A time that cannot be taken, or not be believed."""
+    """A time that cannot be measured, or cannot be trusted."""
 
 
 Clock = CpuClock | CudaClock
@@ -258,22 +258,22 @@ KINDS: dict[str, type[Clock]] = {"cpu": CpuClock, "cuda": CudaClock}
 
 
 def make_clock(device: str) -> Clock:
-    """The clock of a device."""
+    """The clock for a device."""
     return KINDS[device]()
 
 
 def _copy(output: Any) -> list[Any]:
-    """What a call gave, as it is right now: work may go on in a thread or another stream."""
+    """Copy the outputs of a call as they are now. Hidden work may still change them later."""
     return [None if t is None else t.clone() for t in output]
 
 
 def _agree(one: float, other: float) -> bool:
-    """Two clocks on the same stretch; a millisecond between reading them is nothing."""
+    """Whether two clocks agree on an interval, except for a millisecond between the readings."""
     return abs(one - other) <= 1e-3 + 0.05 * max(one, other)
 
 
 def _last_level_cache() -> int:
-    """Bytes of the largest cache that Linux tells of, or 32 MB."""
+    """Bytes of the largest cache that Linux reports, or 32 MB."""
     sizes = [32 << 20]
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         text = file.read_text().strip()

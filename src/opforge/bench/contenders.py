@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is timed: the op, its reference in eager mode and compiled, and the record's peers."""
+"""The contenders: the op, its reference in eager mode and compiled, and the record's peers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Function = Callable[..., Any]
 def functions(
     op: Op, wanted: Sequence[str] | None, device: str
 ) -> dict[str, Function | Exception | None]:
-    """Every contender by name: a function, why there is none, or None if it is not installed.
+    """All contenders by name: a function, an error text, or None if it is not installed.
 
-    ``wanted`` names those to be timed beside the op itself; None means all. An op without a CUDA
-    kernel is no contender on a GPU: its peers show what there is to reach.
+    ``wanted`` names those to time besides the op itself; None means all. On a GPU, an op without
+    a CUDA kernel is not a contender, but its peers still are.
     """
     assert op.reference is not None
     chosen = [n for n in (EAGER, COMPILED, *op.peers) if wanted is None or n in wanted]
@@ -43,22 +43,22 @@ def functions(
                 found[name] = op.peers[name]()
             except ImportError:
                 found[name] = None
-            except Exception as error:  # a peer's trouble is not ours
+            except Exception as error:  # an error of a peer is not an error of the op
                 found[name] = error
     return found
 
 
 def check_names(ops: Sequence[Op], wanted: Sequence[str] | None) -> None:
-    """A name that no op has as a peer is a mistake; some may have it and others not."""
+    """Raise for a name that is not a peer of any of the ops."""
     known = dict.fromkeys([EAGER, COMPILED, *(name for op in ops for name in op.peers)])
     for name in wanted or ():
         if name not in known:
             names = ", ".join(op.name for op in ops)
-            raise OpforgeError(f"{names}: there is no peer {name!r}; there are {', '.join(known)}")
+            raise OpforgeError(f"{names}: unknown peer {name!r}; choose from {', '.join(known)}")
 
 
 class Forward:
-    """Calls of a function on every input set, without gradients."""
+    """Forward calls of a function on every input set, without gradients."""
 
     def __init__(self, function: Function, sets: Sequence[InputSet]) -> None:
         self._function, self._sets = function, sets
@@ -72,17 +72,17 @@ class Forward:
         return call
 
     def prepare(self) -> None:
-        """Nothing comes before a forward."""
+        """Do nothing before a turn."""
 
     def memory(self, clock: Clock) -> tuple[int | None, int | None]:
-        """Peak bytes beyond inputs and outputs; nothing is saved."""
+        """Peak bytes beyond inputs and outputs, and None for saved bytes."""
         found: list[Any] = []
         peak = clock.peak_memory(lambda: found.extend(self.calls[0]()))
         return (None if peak is None else peak - sum_of_bytes(found)), None
 
 
 class Backward:
-    """The gradients of a function on every input set; its forward is done just before a turn."""
+    """Backward calls of a function on every input set. Its forward runs just before a turn."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class Backward:
         self.calls = [self._call(i) for i in range(len(sets))]
 
     def prepare(self) -> None:
-        """Run every forward anew: the inputs have changed."""
+        """Run all forwards again, because the inputs have changed."""
         for i in range(len(self._sets)):
             self._forward(i)
 
@@ -120,7 +120,7 @@ class Backward:
         return call
 
     def memory(self, clock: Clock) -> tuple[int | None, int | None]:
-        """Peak bytes of the backward beyond its results, and what the forward kept for it."""
+        """Peak bytes of the backward beyond its results, and the bytes that the forward saved."""
         kept = clock.held_memory(lambda: self._forward(0))
         graph = self._graphs[0]
         assert graph is not None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Input sets that tell when something was done to them.
+"""Input sets with canaries and changing values, which reveal implementations that cheat.
 
-Every tensor lies between two canaries. Just before every timed turn all of them get other values:
-who remembers an answer, or reads too early, is wrong. What the record just makes at random comes
-from a pool, at a random offset and scale. What it makes of that (labels, a triangular matrix, a
-table of sines) may have a meaning that this would destroy: there it is one of a few whole draws.
+Every tensor lies between two canaries. Just before every timed turn, all tensors get new values, so
+that a remembered result, or one that is computed too early, is wrong. Values of a plain random
+tensor come from a pool, with a random offset and scale. Other tensors (labels, a triangular matrix,
+a table of sines) could lose their meaning that way, so they alternate between a few complete draws.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 
-_GUARD = 4096  # bytes on either side; a multiple of every alignment that kernels look for
+_GUARD = 4096  # bytes on each side; a multiple of every alignment that kernels check
 _CANARY = 0xA5
-_REACH = 4096  # elements by which a pool is longer than its tensor
-_DRAWS = 3  # of what cannot be shifted
+_REACH = 4096  # a pool has this many more elements than its tensor
+_DRAWS = 3  # draws of a tensor whose values cannot come from a pool
 
 
 @dataclass(frozen=True)
 class DeviceMake:
-    """Like :class:`opforge.Make`, drawn on the device: large tensors in no time."""
+    """Like :class:`opforge.Make`, but draws values on the device, which is fast."""
 
     dtype: torch.dtype
     device: str
@@ -54,7 +54,7 @@ class Guarded:
         self._restore()
 
     def change(self, draw: random.Random) -> None:
-        """Other values, without a trace in the tensor's version counter."""
+        """Set new values without changing the tensor's version counter."""
         self._choice = self._source.choose(draw)
         self._restore()
 
@@ -62,9 +62,10 @@ class Guarded:
         self._flat.data.copy_(self._source.values(self._choice, self._flat.numel()))
 
     def damage(self) -> str:
-        """What was done to the tensor or around it; "" if nothing was.
+        """Describe damage to the tensor or its canaries, or return "".
 
-        It is repaired: the next one is not to blame, and the truth is about the right inputs.
+        Damage is repaired, so that the next contender is not blamed and the truth is for the right
+        inputs.
         """
         found = ""
         right = self._source.values(self._choice, self._flat.numel())
@@ -83,7 +84,7 @@ _Choice = tuple[int, float]
 
 
 class _Pool:
-    """Values for a tensor of random numbers and a few more."""
+    """Random values for a tensor, and a few more."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         flat = _memory(tensor)
@@ -99,7 +100,7 @@ class _Pool:
 
 
 class _Draws:
-    """A few tensors, each as the record makes them."""
+    """A few complete tensors from the record."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self._values = [_memory(t) for t in tensors]
@@ -115,7 +116,7 @@ _Source = _Pool | _Draws
 
 
 class InputSet:
-    """The arguments of one call, guarded."""
+    """The arguments of one call, with canaries."""
 
     def __init__(self, case: tuple[Any, ...], sources: list[_Source | None]) -> None:
         self._guarded = [
@@ -127,13 +128,13 @@ class InputSet:
         )
 
     def change(self, draw: random.Random) -> None:
-        """Other values everywhere."""
+        """Set new values in all tensors."""
         for g in self._guarded:
             if g is not None:
                 g.change(draw)
 
     def damages(self) -> list[str]:
-        """What was done to the tensors; all are looked at, and repaired."""
+        """Descriptions of the damage to the tensors, all of which are repaired."""
         found = [g.damage() for g in self._guarded if g is not None]
         return [d for d in found if d]
 
@@ -141,7 +142,7 @@ class InputSet:
 def make_sets(
     make: DeviceMake, cases: Callable[[DeviceMake], tuple[Any, ...]], count: int
 ) -> list[InputSet]:
-    """So many sets of one case; they share what their values are drawn from."""
+    """Make ``count`` input sets of one case. They share the sources of their values."""
     case = cases(make)
     made = {id(t) for t in make.made}
     shifted = [id(a) in made and a.numel() > 0 for a in case]
@@ -153,7 +154,7 @@ def make_sets(
             sources.append(None)
         elif shifted[i]:
             sources.append(_Pool(value))
-        else:  # of the same shape and strides, or it cannot take the place of the first
+        else:  # a draw can only replace the first one if shape and strides are the same
             alike = [d[i] for d in draws if _alike(d[i], value)]
             sources.append(_Draws(alike))
     make.made.clear()
@@ -165,17 +166,17 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _comparable(tensor: torch.Tensor) -> torch.Tensor:
-    """Without NaN, which is not equal to itself."""
+    """A tensor without NaN, which does not equal itself."""
     return tensor.nan_to_num() if tensor.is_floating_point() else tensor
 
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:
-    """All that lies from a tensor's first element to its last, be they apart or expanded."""
+    """The memory from a tensor's first to its last element, with any gaps."""
     return tensor.as_strided((_span(tensor),), (1,))
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """Elements from a tensor's first to its last in memory."""
+    """The number of elements from a tensor's first to its last one in memory."""
     if not tensor.numel():
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))

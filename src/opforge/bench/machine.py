@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was measured, on what, and in which state the GPU was. Nothing is ever changed."""
+"""Records the machine, the commit and the state of the GPU. It never changes a setting."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _REASONS = {
 
 
 def run_id() -> str:
-    """A name for a run, in the order of time."""
+    """A unique name for a run, which sorts by time."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:6]}"
 
 
 def provenance(device: str, method: str, commit: str | None) -> dict[str, Any]:
-    """Everything that a time depends on and that does not change during a run."""
+    """The facts that times depend on and that do not change during a run."""
     facts: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
         "opforge": opforge.__version__,
@@ -57,7 +57,7 @@ def provenance(device: str, method: str, commit: str | None) -> dict[str, Any]:
 
 
 def state(device: str) -> dict[str, Any]:
-    """Clocks, power and temperature right now, and what holds the clocks down."""
+    """Current clocks, power and temperature, and the reasons for throttling."""
     if device != "cuda":
         return {}
     with _nvml() as nvml, contextlib.suppress(Exception):  # not every driver answers all
@@ -88,12 +88,12 @@ def _reason_bit(nvml: Any, name: str) -> int:
 
 @contextlib.contextmanager
 def _nvml() -> Any:
-    """The management library, or None where it cannot be asked."""
+    """The NVIDIA management library, or None if it cannot be used."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-    except Exception:  # not installed, no driver, no permission: there is nothing to record
+    except Exception:  # not installed, no driver or no permission: record nothing
         yield None
         return
     try:
@@ -116,10 +116,10 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
-    """The commit of the sources, with -dirty where they differ from it; "" where there is none."""
+    """The commit of the sources, with -dirty if they differ from it, or ""."""
     here = Path(__file__)
     git = ["git", "-C", str(here.parent)]
-    try:  # an environment inside of another repository is not of that repository
+    try:  # an environment inside another repository does not belong to it
         for command in (
             ["ls-files", "--error-unmatch", here.name],
             ["describe", "--always", "--dirty"],

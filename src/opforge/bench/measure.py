@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times one workload: everybody on the same inputs, turn by turn, and nobody on trust.
+"""Times one workload: all contenders on the same inputs, in turns, with checks of the results.
 
-A contender is timed once its results are right. Before every turn all inputs change; each input set
-is used once in a turn, so an answer cannot be remembered. The results of the last turn, on every
-set, are compared with the truth, and the inputs with what they should be.
+A contender is only timed if its results are right. All inputs change before every turn, and each
+input set is used once per turn, so that results cannot be remembered. The results of the last turn
+are compared with the truth on every set, and the inputs must be unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Alone = Callable[[], contextlib.AbstractContextManager[None]]
 
 @dataclass(frozen=True)
 class Workload:
-    """What is timed."""
+    """One pass of an op at one shape and dtype."""
 
     op: Op
     direction: str
@@ -45,11 +45,11 @@ class Workload:
 
     @property
     def title(self) -> str:
-        """For whoever waits for it."""
+        """A title for progress messages."""
         return f"{self.op.name} {self.direction} {'x'.join(map(str, self.shape))}"
 
     def row(self, implementation: str, run: str, **facts: Any) -> Row:
-        """A row for one implementation of it."""
+        """A row of results for one implementation of it."""
         dtype = str(self.dtype).removeprefix("torch.")
         workload = self.op.name, self.direction, self.variant, dtype, self.shape
         return Row(*workload, implementation, run, **facts)
@@ -57,14 +57,14 @@ class Workload:
 
 @dataclass
 class Contender:
-    """One implementation and what is known of it."""
+    """One implementation, its times and its results."""
 
     row: Row
     calls: Pass
     times: list[float] = field(default_factory=list)
     hosts: list[float] = field(default_factory=list)
-    late: int = 0  # turns after which work was still going on
-    outputs: list[Any] = field(default_factory=list)  # to be judged
+    late: int = 0  # number of turns after which work was still running
+    outputs: list[Any] = field(default_factory=list)  # compared with the truth later
 
 
 def measure(
@@ -76,29 +76,30 @@ def measure(
     say: Say = lambda text: None,
     alone: Alone = contextlib.nullcontext,
 ) -> list[Row]:
-    """Rows for everybody; whoever fails, cheats or runs out of memory has an error in its row.
+    """Measure a workload. Returns a row for each contender.
 
-    Nothing else may run on the machine within ``alone()``; the rest can take place beside others.
+    A contender that fails, cheats or runs out of memory has an error in its row. Nothing else may
+    run on the machine inside ``alone()``. The rest may run in parallel with other work.
     """
     try:
         return _Measurement(work, clock, wanted, patience, run, say, alone).rows()
     except torch.AcceleratorError as error:
         raise OpforgeError(
-            f"{work.op.name} {work.direction}: the GPU reports an error, after which nothing runs "
-            f"in this process any more: {_first_line(error)}. An access out of bounds, say; "
+            f"{work.op.name} {work.direction}: the GPU reports an error, and this process cannot "
+            f"use it any more: {_first_line(error)}. An out-of-bounds access may be the cause; "
             f"`opforge check {work.op.name} --sanitize` finds it"
         ) from None
-    except Exception as error:  # of the reference, say: other shapes may be fine
+    except Exception as error:  # for example of the reference; other shapes may work
         text = OUT_OF_MEMORY if _is_out_of_memory(error) else _first_line(error)
         return failed(work, clock.device, wanted, run, text)
     finally:
-        gc.collect()  # calls and what they call hold each other, and gigabytes of tensors
+        gc.collect()  # calls are in reference cycles that hold gigabytes of tensors
 
 
 def failed(
     work: Workload, device: str, wanted: Sequence[str] | None, run: str, error: str
 ) -> list[Row]:
-    """Rows for everybody where nobody could be timed."""
+    """Rows with an error for all contenders, if none could be timed."""
     found = functions(work.op, wanted, device)
     names = [name for name, function in found.items() if function is not None]
     return [work.row(name, run, error=error) for name in names]
@@ -124,8 +125,8 @@ class _Measurement:
         self._work, self._clock, self._run, self._say = work, clock, run, say
         self._patience, self._alone = patience, alone
         self._forward = work.direction == "forward"
-        self._draw = random.Random()  # not to be foreseen
-        torch._dynamo.reset()  # every workload is compiled for itself, like ours
+        self._draw = random.Random()  # unseeded, so that values cannot be predicted
+        torch._dynamo.reset()  # compile each workload separately, as opforge does
         clock.begin()
         op, make = work.op, DeviceMake(work.dtype, clock.device)
 
@@ -134,7 +135,9 @@ class _Measurement:
 
         case = arguments(make)
         self._cost: Cost = op.cost(*case) if self._forward else op.backward_cost(*case)
-        count = clock.sets_for(self._cost.bytes) if self._cost.bytes else 1  # only checked
+        count = (
+            clock.sets_for(self._cost.bytes) if self._cost.bytes else 1
+        )  # without bytes it is only checked
         self._sets = make_sets(make, arguments, count)
         self._wanted = [] if self._forward else cases.differentiated(op, cases.as_leaves(case))
         self._gradients = [] if self._forward else self._make_gradients(case, count)
@@ -152,8 +155,8 @@ class _Measurement:
 
         def gradient(make: DeviceMake, output: torch.Tensor) -> torch.Tensor:
             found = make(*output.shape).to(output.dtype)
-            # As autograd would have it: of an image, say, with its channels last, as the op makes
-            # it, whatever the layout that its reference comes to.
+            # The layout that autograd would pass: for a channels-last image, channels last, as the
+            # op returns it, even if its reference has another layout.
             if promised is not None and promised.shape == output.shape:
                 output = promised
             if found.stride() == output.stride():
@@ -166,11 +169,11 @@ class _Measurement:
         return make_sets(make, gradients, count)
 
     def rows(self) -> list[Row]:
-        """Check, time, check again."""
+        """Check the results, time the calls, and check the results again."""
         rows, contenders = [], []
         for name, function in self._functions.items():
             if function is None or (name == COMPILED and not self._cost.bytes):
-                continue  # not installed, or compiled for nothing
+                continue  # not installed, or nothing to compile
             row = self._work.row(name, self._run, bytes=self._cost.bytes)
             row.operations = self._cost.operations
             rows.append(row)
@@ -200,16 +203,16 @@ class _Measurement:
             return Forward(function, self._sets)
         return Backward(function, self._sets, self._gradients, self._wanted)
 
-    # --- before: a wrong kernel is not timed ---
+    # --- before the turns: wrong kernels are not timed ---
 
     def _admit(self, contenders: list[Contender]) -> None:
-        """Whoever raises or is wrong has an error, and is out."""
+        """Call each contender. If it raises or is wrong, it gets an error and is not timed."""
         same = self._draw.random()
         for c in contenders:
             self._say(c.row.implementation)
 
             def first_calls(c: Contender = c) -> None:
-                for _ in range(2):  # the first one may compile
+                for _ in range(2):  # the first call may compile
                     c.calls.prepare()
                     c.calls.calls[0]()
                 c.row.extra_bytes, c.row.saved_bytes = c.calls.memory(self._clock)
@@ -223,12 +226,12 @@ class _Measurement:
         self._judge(contenders, "wrong")
 
     def _guarded(self, row: Row, action: Callable[[], None]) -> None:
-        """What goes wrong in an action is said in its row."""
+        """Run an action. If it raises, write the error into the row."""
         try:
             action()
         except torch.AcceleratorError:
             raise
-        except Exception as error:  # of an op or a peer: anything may come
+        except Exception as error:  # ops and peers may raise anything
             row.error = OUT_OF_MEMORY if _is_out_of_memory(error) else _first_line(error)
         if row.error and self._clock.device == "cuda":
             torch.cuda.empty_cache()
@@ -238,7 +241,7 @@ class _Measurement:
             s.change(draw)
 
     def _judge(self, contenders: list[Contender], verdict: str) -> None:
-        """Compare what everybody got, on the same inputs, with the truth; then forget it."""
+        """Compare the outputs of all contenders with the truth, and free them."""
         judged = [c for c in contenders if not c.row.error]
         errors: dict[str, list[compare.Errors]] = {c.row.implementation: [] for c in judged}
         for i in range(max((len(c.outputs) for c in judged), default=0)):
@@ -249,8 +252,8 @@ class _Measurement:
                 try:
                     truth.check(c.outputs[i], errors[c.row.implementation])
                 except compare.Mismatch as error:
-                    # Ours must be as exact as opforge check demands. Others are timed if they
-                    # are roughly right: to leave out a faster one for a rounding would flatter us.
+                    # The op must be as exact as opforge check demands. Others are timed if they are
+                    # roughly right. Leaving out a faster one for a rounding would be unfair.
                     if c.row.implementation == OURS or not truth.roughly(c.outputs[i]):
                         c.row.error = f"{verdict}: {_first_line(error)}"
                     else:
@@ -273,7 +276,7 @@ class _Measurement:
     # --- the turns ---
 
     def _take_turns(self, ready: list[Contender]) -> dict[str, float]:
-        """Rounds in which everybody has a turn, until the medians are certain."""
+        """Run rounds in which each contender has a turn, until the medians are certain."""
         limit_times: dict[str, list[float]] = {name: [] for name in self._ceilings}
         started, first = time.monotonic(), 0
         while True:
@@ -281,7 +284,7 @@ class _Measurement:
                 self._say(name)
                 turn = self._clock.turn(lambda: None, ceiling.prepare, ceiling.calls, False)
                 limit_times[name].append(turn.seconds)
-            for contender in (*ready[first:], *ready[:first]):  # nobody is always the first
+            for contender in (*ready[first:], *ready[:first]):  # the first contender changes
                 if not contender.row.error:
                     self._one_turn(contender, lambda: self._change(self._draw))
             first = (first + 1) % max(len(ready), 1)
@@ -298,7 +301,7 @@ class _Measurement:
         def turn() -> None:
             taken = self._clock.turn(change, c.calls.prepare, c.calls.calls, keep)
             c.late += taken.leftover > 0
-            if keep:  # which takes a CPU longer: such a turn does not count
+            if keep:  # keeping outputs slows down a CPU, so such a turn does not count
                 c.outputs = taken.outputs
                 return
             c.times.append(taken.seconds)
@@ -307,17 +310,17 @@ class _Measurement:
 
         self._guarded(c.row, turn)
 
-    # --- after: is the time to be believed? ---
+    # --- after the turns: can the times be trusted? ---
 
     def _doubt(self, contenders: list[Contender]) -> None:
-        """One more turn for everybody on the same new inputs, and a look at what it left behind."""
+        """Run one more turn on new inputs, and check the results and inputs afterwards."""
         same = self._draw.random()
 
         def change() -> None:
-            self._change(self._draw)  # who reads too early, reads this
+            self._change(self._draw)  # a contender that reads too early reads these values
             self._change(random.Random(same))
 
-        self._damage()  # repaired: who did it in the turns before does it again
+        self._damage()  # repair; a contender that damaged inputs before does it again
         for c in contenders:
             if c.row.error:
                 continue
@@ -326,12 +329,12 @@ class _Measurement:
             c.row.error = c.row.error or damage or self._tampering(c)
 
     def _damage(self) -> str:
-        """What the last one did to the inputs; they are as they were again."""
+        """Describe what the last contender did to the inputs, and repair them."""
         damages = [d for s in (*self._sets, *self._gradients) for d in s.damages()]
         return f"cheats: it {damages[0]}" if damages else ""
 
     def _tampering(self, c: Contender) -> str:
-        """Why the time of a contender is not to be believed; "" if it is."""
+        """The reason why the time of a contender cannot be trusted, or ""."""
         if name := clocks.replaced():
             return f"cheats: {name}, a clock, has been replaced"
         if c.late > len(c.times) / 2:
@@ -354,19 +357,19 @@ class _Measurement:
         row.state = self._state
 
     def _disbelieve(self, contenders: list[Contender]) -> None:
-        """A time below what moving the bytes takes, by more than noise, is impossible.
+        """Reject times that are shorter than moving the bytes takes, by more than noise.
 
-        Unless eager PyTorch has one, too: then the record counts bytes that nobody has to move.
+        If eager PyTorch is as fast, the record counts too many bytes, which becomes a note.
         """
         early = [c.row for c in contenders if c.row.us and c.row.us < self._least_us(c.row)]
         wrong_record = any(row.implementation == EAGER for row in early)
         for row in early:
             text = (
-                f"{row.us:.2f} µs, but moving the bytes that nobody can do without takes "
-                f"{self._least_us(row):.2f} µs at the least"
+                f"{row.us:.2f} µs, but moving the necessary bytes takes at least "
+                f"{self._least_us(row):.2f} µs"
             )
             if wrong_record:
-                row.note = f"the record counts too many bytes, give it bytes=…: {text}"
+                row.note = f"the record counts too many bytes; give it bytes=…: {text}"
             else:
                 row.error = f"impossible: {text}"
 
@@ -377,7 +380,7 @@ class _Measurement:
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    """Only torch's allocator for GPUs has an exception of its own."""
+    """Whether memory ran out. Only torch's GPU allocator raises a special exception."""
     texts = "can't allocate memory", "out of memory", "ALLOC_FAILED"
     return isinstance(error, torch.OutOfMemoryError) or any(t in str(error) for t in texts)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results in a file: rows, the runs they come from, merging, and what got slower.
+"""Files of benchmark results: reading, writing, merging, and comparing two of them.
 
-The format is in docs/bench.md. A row is known by (op, pass, variant, dtype, shape, implementation);
-a newer row takes the place of an older one, so several short runs make one file.
+The format is in docs/bench.md. The key of a row is (op, pass, variant, dtype, shape,
+implementation). A newer row replaces an older one, so several short runs can make one file.
 """
 
 from __future__ import annotations
@@ -33,73 +33,75 @@ class Row:
 
     op: str
     direction: str  # "forward" or "backward"; "pass" in the file
-    variant: str  # which of the record's sized arguments, "" where there is one
+    variant: str  # name of the arguments from the record's sized, "" if there is one set
     dtype: str
     shape: tuple[int, ...]
     implementation: str
     run: str  # the key of its provenance
-    us: float | None = None  # median over turns of the time per call; None if it was not timed
+    us: float | None = None  # median time per call over all turns; None if it was not timed
     low: float | None = None  # 95% confidence interval of that median
     high: float | None = None
     spread: float | None = None  # interquartile range over the median
     turns: int = 0
     calls: int = 0  # per turn
-    host_us: float | None = None  # of the host, per call; None where the host does the work
-    bytes: int = 0  # that must be moved, by the record
+    host_us: float | None = None  # time of the host per call; None if the host does the work
+    bytes: int = 0  # bytes that must be moved, from the record
     operations: int = 0
-    ceilings: dict[str, float] = field(default_factory=dict)  # what was measured: name -> us
-    ceiling: str = ""  # which of them is the limit
+    ceilings: dict[str, float] = field(default_factory=dict)  # measured ceilings: name -> us
+    ceiling: str = ""  # the name of the one that counts
     extra_bytes: int | None = None  # peak memory beyond inputs and outputs
-    saved_bytes: int | None = None  # kept for the backward beyond inputs and outputs
+    saved_bytes: int | None = None  # bytes saved for the backward beyond inputs and outputs
     ulp_max: float | None = None  # error against the float64 truth
     ulp_rms: float | None = None
-    state: dict[str, Any] = field(default_factory=dict)  # clocks, power, temperature meanwhile
+    state: dict[str, Any] = field(
+        default_factory=dict
+    )  # clocks, power and temperature during the turns
     note: str = ""
-    error: str = ""  # why it was not timed, or why its time is not believed
+    error: str = ""  # why it was not timed, or why its time is rejected
 
     @property
     def key(self) -> Key:
-        """What a newer row of the same kind replaces."""
+        """The key of the row. A newer row with the same key replaces it."""
         return (*self.workload, self.implementation)
 
     @property
     def workload(self) -> tuple[str, str, str, str, tuple[int, ...]]:
-        """What implementations are compared on."""
+        """The key without the implementation."""
         return (self.op, self.direction, self.variant, self.dtype, self.shape)
 
     @property
     def title(self) -> str:
-        """``reduce_sum forward, last dim``."""
+        """A title such as ``reduce_sum forward, last dim``."""
         return f"{self.op} {self.direction}" + (f", {self.variant}" if self.variant else "")
 
     @property
     def size(self) -> str:
-        """``8192 × 8192``."""
+        """The shape as text, such as ``8192 × 8192``."""
         return " × ".join(map(str, self.shape))
 
     @property
     def ceiling_us(self) -> float | None:
-        """The time of the limit."""
+        """The time of the ceiling."""
         return self.ceilings.get(self.ceiling)
 
     @property
     def share(self) -> float | None:
-        """How much of the limit is reached; 1 is as fast as it goes."""
+        """The share of the ceiling: 1 is as fast as possible."""
         limit = self.ceiling_us
         return limit / self.us if limit and self.us else None
 
     @property
     def gb_per_s(self) -> float | None:
-        """Bandwidth by the bytes that must be moved."""
+        """The bandwidth, counting only bytes that must be moved."""
         return self.bytes / self.us / 1e3 if self.us and self.bytes else None
 
     @property
     def tflop_per_s(self) -> float | None:
-        """Rate by the record's operations."""
+        """The rate of operations, as counted by the record."""
         return self.operations / self.us / 1e6 if self.us and self.operations else None
 
     def as_json(self) -> dict[str, Any]:
-        """For a file: what is unknown is left out."""
+        """The row as data for JSON. Unknown values are left out."""
         found = {("pass" if k == "direction" else k): v for k, v in asdict(self).items()}
         found["shape"] = list(self.shape)
         return {k: _rounded(v) for k, v in found.items() if v not in (None, {}) and v != ""}
@@ -113,7 +115,7 @@ class Results:
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, other: Results) -> None:
-        """Take in newer results; runs that no row comes from any more are dropped."""
+        """Add newer results, and drop runs that have no rows left."""
         by_key = {r.key: r for r in self.rows}
         by_key.update({r.key: r for r in other.rows})
         self.rows = list(by_key.values())
@@ -126,14 +128,14 @@ class Results:
         return Results(rows, {r.run: self.runs[r.run] for r in rows})
 
     def workloads(self) -> dict[tuple[Any, ...], dict[str, Row]]:
-        """Rows side by side: what was timed -> implementation -> row."""
+        """Workload -> implementation -> row."""
         found: dict[tuple[Any, ...], dict[str, Row]] = {}
         for row in self.rows:
             found.setdefault(row.workload, {})[row.implementation] = row
         return found
 
     def write(self, path: Path) -> None:
-        """Write a file, whole or not at all."""
+        """Write a file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = ",\n".join(" " + json.dumps(r.as_json()) for r in self.rows)
         runs = ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in self.runs.items())
@@ -147,11 +149,11 @@ class Results:
 
 
 def read(path: Path) -> Results:
-    """The results of a file, or of every file in a folder."""
+    """Read the results of a file, or of all files in a folder."""
     if path.is_dir():
         files = sorted(path.glob("*.json"))
         if not files:
-            raise ResultsError(f"{path} has no results in it (*.json)")
+            raise ResultsError(f"{path} has no results (*.json)")
         found = Results()
         for file in files:
             found.add(read(file))
@@ -161,20 +163,20 @@ def read(path: Path) -> Results:
     except FileNotFoundError:
         raise ResultsError(f"there are no results at {path}") from None
     except (ValueError, UnicodeDecodeError) as error:
-        raise ResultsError(f"{path} is damaged, it is no JSON: {error}") from None
+        raise ResultsError(f"{path} is damaged, it is not JSON: {error}") from None
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
-        raise ResultsError(f"{path} has no results of `opforge bench` in it: no schema number")
+        raise ResultsError(f"{path} has no results of `opforge bench`: it has no schema number")
     if data["schema"] != SCHEMA:
         age = "an older" if data["schema"] < SCHEMA else "a newer"
         raise ResultsError(
-            f"{path} is of {age} opforge: its schema is {data['schema']}, this one reads {SCHEMA}; "
+            f"{path} is from {age} opforge: it has schema {data['schema']}, not {SCHEMA}; "
             "measure again"
         )
     try:
         results = Results([_row(r) for r in data["rows"]], dict(data["runs"]))
         missing = {r.run for r in results.rows} - set(results.runs)
         if not all(isinstance(run, dict) for run in results.runs.values()):
-            raise TypeError("the provenance of a run is no object")
+            raise TypeError("the provenance of a run is not an object")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ResultsError(f"{path} is damaged: {type(error).__name__}: {error}") from None
     if missing:
@@ -183,7 +185,7 @@ def read(path: Path) -> Results:
 
 
 def store(results: Results, path: Path) -> list[Path]:
-    """Merge into a file, or into ``<op>.json`` each in a folder; the files that were written."""
+    """Merge results into a file, or into ``<op>.json`` in a folder. Returns the written files."""
     parts: dict[Path, Results] = {}
     for op in dict.fromkeys(r.op for r in results.rows):
         parts.setdefault(file_for(op, path), Results()).add(results.of(op))
@@ -195,38 +197,38 @@ def store(results: Results, path: Path) -> list[Path]:
 
 
 def file_for(op: str, path: Path) -> Path:
-    """Where the results of an op go: into a file, or into ``<op>.json`` in a folder."""
+    """The file for the results of an op: ``path`` itself, or ``<op>.json`` if it is a folder."""
     is_file = path.is_file() or (path.suffix == ".json" and not path.is_dir())
     return path if is_file else path / f"{op}.json"
 
 
 def check_device(results: Results, device: str, path: Path) -> None:
-    """Times of one machine do not stand beside those of another kind of machine."""
+    """Raise if a file has results of another kind of machine."""
     others = {run.get("gpu", "the CPU") for run in results.runs.values()} - {device}
     if others:
         raise ResultsError(
-            f"{path} has results of {', '.join(sorted(others))}, these are of {device}; "
+            f"{path} has results of {', '.join(sorted(others))}, but these are from {device}; "
             "choose another file"
         )
 
 
 @dataclass(frozen=True)
 class Change:
-    """One implementation then and now, each as a share of the limit of its own run."""
+    """An implementation then and now, each as a share of the ceiling of its own run."""
 
     row: Row
     before: float
     now: float
-    noise: float  # by which the two may differ without meaning
+    noise: float  # a smaller difference means nothing
 
     @property
     def ratio(self) -> float:
-        """Speed now over speed then."""
+        """Speed now divided by speed then."""
         return self.now / self.before
 
 
 def compare(old: Results, new: Results, least_noise: float) -> list[Change]:
-    """Every row of ours that is in both; noise is both confidence intervals, and the least."""
+    """Compare opforge's rows that are in both. The noise is at least ``least_noise``."""
     before = {r.key: r for r in old.rows}
     found = []
     for row in new.rows:
@@ -241,19 +243,19 @@ def compare(old: Results, new: Results, least_noise: float) -> list[Change]:
 
 
 def lost(old: Results, new: Results) -> list[Row]:
-    """Rows of ours that had a time before and have an error now."""
+    """opforge's rows that had a time before and have an error now."""
     timed = {r.key for r in old.rows if r.us and not r.error}
     return [r for r in new.rows if r.implementation == OURS and r.error and r.key in timed]
 
 
 def best_other(rows: Iterable[Row]) -> Row | None:
-    """The fastest that is not ours, of one workload."""
+    """The fastest row of a workload that is not opforge's."""
     timed = [r for r in rows if r.implementation != OURS and r.us and not r.error]
     return min(timed, key=lambda r: r.us or 0.0, default=None)
 
 
 def overlap(one: Row, other: Row) -> bool:
-    """Whether the confidence intervals of two times have a time in common: either may be faster."""
+    """Whether the confidence intervals of two times overlap, so that either may be faster."""
     bounds = (one.low, one.high, other.low, other.high)
     if any(b is None for b in bounds):
         return False
@@ -277,24 +279,24 @@ def _row(data: dict[str, Any]) -> Row:
 
 
 def _must_be_sound(row: Row) -> None:
-    """A file may have been edited: what is calculated with has to be a number."""
+    """Raise TypeError if a field has the wrong type, because files may have been edited."""
     known = ("us", "low", "high", "spread", "host_us", "extra_bytes", "saved_bytes")
     maybe = [getattr(row, name) for name in (*known, "ulp_max", "ulp_rms")]
     sure = [row.bytes, row.operations, *row.shape, *row.ceilings.values()]
     words = (row.op, row.direction, row.variant, row.dtype, row.implementation, row.error, row.note)
     if not all(v is None or is_number(v) for v in maybe) or not all(map(is_number, sure)):
-        raise TypeError(f"no number where one should be, in {row.key}")
+        raise TypeError(f"a field that must be a number is not, in {row.key}")
     if not all(isinstance(w, str) for w in words):
-        raise TypeError(f"no text where text should be, in {row.key}")
+        raise TypeError(f"a field that must be text is not, in {row.key}")
 
 
 def is_number(value: Any) -> bool:
-    """Whether one can calculate with a value of a file."""
+    """Whether a value from a file is a number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _rounded(value: Any) -> Any:
-    """Five significant digits are more than any clock gives."""
+    """Round to five significant digits, which is more than a clock's resolution."""
     if isinstance(value, float):
         return float(f"{value:.5g}")
     if isinstance(value, dict):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures in rounds of several workloads: prepared all at once, then timed one after the other.
+"""Measures in rounds: several workloads are prepared in parallel, then timed one by one.
 
-Most of a benchmark is compiling peers, which takes cores but no quiet; a time wants the machine to
-itself. So workers, a process each (worker.py), prepare a workload each and wait. When the last one
-is ready, each has its turns while the others sleep. Then all compare what they got with the truth.
+Most of a benchmark's time is spent on compiling peers, which can run in parallel. Timing needs the
+machine for itself. So worker processes (worker.py) prepare one workload each and wait. When the
+last one is ready, each is timed while the others sleep. Then all compare results with the truth.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from opforge.errors import OpforgeError
 from opforge.terminal.processes import ending, kill_group
 
 Task = tuple[Workload, Patience]
-_SECONDS = 1800.0  # that a worker may prepare, or time; far more than any does
+_SECONDS = 1800.0  # limit for preparing or timing, far more than any workload takes
 
 
 def measure_all(
@@ -36,13 +36,15 @@ def measure_all(
     run: str,
     say: Say,
 ) -> Generator[list[Row], None, None]:
-    """The rows of every workload, in their order."""
+    """The rows of all workloads, in order."""
     with contextlib.closing(_Rounds(jobs, device, wanted, run, say)) as rounds:
         for start in range(0, len(tasks), jobs):
             part = tasks[start : start + jobs]
             for task, rows in zip(part, rounds.round(part), strict=True):
                 if len(part) > 1 and any(row.error == OUT_OF_MEMORY for row in rows):
-                    yield rounds.round([task])[0]  # others had the memory: once more, alone
+                    yield rounds.round([task])[
+                        0
+                    ]  # other workloads may have used the memory: run it again, alone
                 else:
                     yield rows
 
@@ -53,14 +55,16 @@ class _Rounds:
     ) -> None:
         self._jobs, self._device, self._wanted, self._run = jobs, device, wanted, run
         self._say = say
-        self._workers: list[_Worker] = []  # kept: a GPU's first use takes seconds in each
+        self._workers: list[
+            _Worker
+        ] = []  # kept, because the first use of a GPU takes seconds in each
 
     def close(self) -> None:
         for worker in self._workers:
             worker.end()
 
     def round(self, tasks: Sequence[Task]) -> list[list[Row]]:
-        """The rows of each; where its worker is lost, they have an error."""
+        """The rows of each workload. If its worker is lost, they have an error."""
         self._start(len(tasks) - len(self._workers))
         messages = [
             (where(work.op), work.direction, work.variant, work.dtype, work.shape, patience)
@@ -76,7 +80,7 @@ class _Rounds:
         ]
 
     def _start(self, count: int) -> None:
-        """So many more workers; a clock that is made tries out the GPU, alone like a time."""
+        """Start ``count`` more workers. Making a clock uses the GPU, so they take turns."""
         new = [_Worker(self._jobs) for _ in range(count)]
         self._workers += new
         messages = [(self._device, self._wanted, self._run)] * count
@@ -87,7 +91,7 @@ class _Rounds:
     def _all_at_once(
         self, workers: Sequence[_Worker], messages: Sequence[Any], titles: Sequence[str]
     ) -> list[Any]:
-        """A message to each of the first workers, and what each answers in the end."""
+        """Send a message to each of the first workers. Returns the final answer of each."""
         answers: list[Any] = []
         for worker, message in zip(workers, messages, strict=False):
             worker.send(message)
@@ -109,7 +113,7 @@ class _Rounds:
 
 class _Worker:
     def __init__(self, jobs: int) -> None:
-        # Inductor would start as many processes as there are cores, for every worker.
+        # By default Inductor would start a process per core, for every worker.
         threads = max(1, len(os.sched_getaffinity(0)) // jobs)
         environment = {"TORCHINDUCTOR_COMPILE_THREADS": str(threads), **os.environ}
         self._pipe, theirs = Pipe()
@@ -118,21 +122,21 @@ class _Worker:
             pass_fds=(theirs.fileno(),),
             env=environment,
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for us, who end it and all that it has started
+            start_new_session=True,  # Ctrl-C goes to this process, which ends its workers
         )
         theirs.close()
         self.ended = False
 
     def send(self, message: Any) -> None:
-        with contextlib.suppress(OSError):  # it is gone: receive() says how
+        with contextlib.suppress(OSError):  # it has ended: receive() says how
             self._pipe.send(message)
 
     def receive(self) -> Any:
-        """None where it waits for us, else rows; or a text, why it has ended."""
+        """The next answer: None if it waits for us, rows, or a text that says why it ended."""
         deadline = time.monotonic() + _SECONDS
         try:
             while not self._pipe.poll(1.0):
-                # What it has started may hold its end of the pipe.
+                # Its child processes may still hold the pipe open.
                 if self._process.poll() is not None:
                     raise EOFError
                 if time.monotonic() > deadline:

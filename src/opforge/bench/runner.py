@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs every workload that was asked for, with a progress bar, and keeps what was measured."""
+"""Runs all requested workloads with a progress bar, and passes on their rows."""
 
 from __future__ import annotations
 
@@ -23,31 +23,33 @@ from opforge.op import Op
 from opforge.terminal.progress import bar
 
 FORWARD, BACKWARD = "forward", "backward"
-# Seconds that the turns of one op may take; compiling and checking come on top.
+# Limit in seconds for the turns of one op. Compiling and checking are not included.
 _SECONDS = 25.0
-# Of every median, relative: where to stop. A CPU shared with others does not get much below.
+# Relative uncertainty of the medians at which to stop. A shared CPU does not get much below.
 _UNCERTAINTY = {"cuda": 0.005, "cpu": 0.02}
 _SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to measure; None stands for a device's defaults."""
+    """What to measure. None means the defaults of the device."""
 
     device: str
     shapes: Sequence[tuple[int, ...]] | None = None
-    dtypes: Sequence[str] = ()  # names; "all" is all that the op takes
+    dtypes: Sequence[str] = ()  # names; "all" means all dtypes of the op
     backward: bool = False
     peers: Sequence[str] | None = None
     commit: str | None = None
-    jobs: int = 1  # workloads that are prepared at a time
+    jobs: int = 1  # number of workloads that are prepared at a time
 
     def workloads(self, op: Op) -> Iterator[Workload]:
-        """Everything to be timed of one op."""
+        """All workloads of an op."""
         passes = (FORWARD, BACKWARD) if self.backward else (FORWARD,)
         for dtype in self._dtypes(op):
             for shape in self.shapes or shapes.default(op, self.device):
-                make = DeviceMake(dtype, "meta")  # enough to ask what a record has and takes
+                make = DeviceMake(
+                    dtype, "meta"
+                )  # enough to find the record's variants and check the shape
                 for variant, case in shapes.arguments(op, make, shape).items():
                     shapes.check(op, case, shape)
                     for direction in passes:
@@ -63,7 +65,7 @@ class Options:
 
 
 def dtype_of(op: Op, name: str) -> torch.dtype:
-    """A dtype by its name, or the short one; one that the op lacks is an error."""
+    """A dtype by its full or short name. Raises if the op does not support it."""
     dtype = getattr(torch, _SHORT.get(name, name), None)
     if dtype not in op.dtypes:
         known = ", ".join(str(d).removeprefix("torch.") for d in op.dtypes)
@@ -73,18 +75,20 @@ def dtype_of(op: Op, name: str) -> torch.dtype:
 
 
 def choose_device(wish: str | None) -> str:
-    """``cuda`` where there is a GPU, else ``cpu``; a wish that cannot be met is an error."""
+    """The requested device, or by default ``cuda`` if there is a GPU. Raises if it is missing."""
     if wish is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wish not in ("cpu", "cuda"):
-        raise OpforgeError(f"--on {wish}: ops are timed on cpu or cuda")
+        raise OpforgeError(f"--on {wish}: choose cpu or cuda")
     if wish == "cuda" and not torch.cuda.is_available():
-        raise OpforgeError("--on cuda: there is no CUDA GPU here that torch can use")
+        raise OpforgeError(
+            "--on cuda: torch finds no CUDA GPU; run `opforge doctor` for the reason"
+        )
     return wish
 
 
 def device_name(device: str) -> str:
-    """What results are of."""
+    """The name of the device in results."""
     return torch.cuda.get_device_name() if device == "cuda" else "the CPU"
 
 
@@ -94,7 +98,7 @@ def run(
     after_each: Callable[[Results], None] = lambda results: None,
     quiet: bool = False,
 ) -> Results:
-    """Measure; ``after_each`` gets the rows of every workload as they come."""
+    """Measure all workloads. ``after_each`` gets the rows of each when it is done."""
     tasks = [task for op in ops for task in _tasks(op, options)]
     check_names(ops, options.peers)
     run_id = machine.run_id()
@@ -110,14 +114,16 @@ def run(
 
         def say(text: str) -> None:
             progress.update(task, description=text)
-            if not quiet and not console.is_terminal and text not in said:  # turns say it again
+            if (
+                not quiet and not console.is_terminal and text not in said
+            ):  # print each text once, though turns repeat it
                 said.add(text)
                 print(f"opforge: timing {text}", file=sys.stderr, flush=True)
 
         what = options.device, options.peers, run_id, say
         many = options.jobs > 1
         found = measure_all(tasks, options.jobs, *what) if many else _one_by_one(tasks, *what)
-        with contextlib.closing(found):  # workers end with it
+        with contextlib.closing(found):  # closing it ends the workers
             for rows in found:
                 new = Results(rows, {run_id: facts})
                 results.add(new)
@@ -127,7 +133,7 @@ def run(
 
 
 def _tasks(op: Op, options: Options) -> list[Task]:
-    """The workloads of an op, which share its time."""
+    """The workloads of an op, which share its time limit."""
     works = list(options.workloads(op))
     seconds = min(2.0, max(0.3, _SECONDS / max(len(works), 1)))
     patience = stats.Patience(seconds=seconds, uncertainty=_UNCERTAINTY[options.device])
@@ -137,7 +143,7 @@ def _tasks(op: Op, options: Options) -> list[Task]:
 def _one_by_one(
     tasks: Sequence[Task], device: str, wanted: Sequence[str] | None, run_id: str, say: Say
 ) -> Generator[list[Row], None, None]:
-    """The rows of every workload, in this process."""
+    """The rows of each workload, measured in this process."""
     clock = clocks.make_clock(device)
     for work, patience in tasks:
 

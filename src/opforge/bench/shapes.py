@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shapes as users write them, the ones that stand in every table, and an op's arguments for one."""
+"""Parses shapes, names sets of them, and makes an op's arguments for a shape."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ Shape = tuple[int, ...]
 
 
 class Makes(Protocol):
-    """What makes the tensors of a record: ``make(8, 33)``, on ``make.device``."""
+    """Something that makes tensors for a record: ``make(8, 33)``, on ``make.device``."""
 
     @property
     def device(self) -> str:
-        """Where they are."""
+        """The device of the tensors."""
 
     def __call__(self, *shape: int) -> torch.Tensor:
         """A random tensor of this shape."""
 
 
-# Round and odd ones of 128 MB and more in bfloat16, as transformers have them.
+# Round and odd shapes of at least 128 MB in bfloat16, as in transformers.
 LARGE: list[Shape] = [
     (32768, 1024),
     (16384, 4096),
@@ -47,20 +47,20 @@ DEFAULT: dict[str, list[Shape]] = {
     "cuda": [(512, 4096), (8192, 8192), (4096, 50257)],
     "cpu": [(128, 1024), (1024, 4096), (1023, 4097)],
 }
-# For ops that are not benchmarked at rows and columns.
+# Shapes for ops that are not benchmarked with rows and columns.
 _DEFAULT_OF: dict[str, dict[int, list[Shape]]] = {
     "cuda": {1: [(1 << 26,)], 3: [(1024, 1024, 1024), (4096, 4096, 4096)]},
     "cpu": {1: [(1 << 22,)], 3: [(256, 256, 256), (512, 512, 512)]},
 }
-_MOST = 1 << 56  # elements: what torch can count in bytes, and far more than any memory holds
+_MOST = 1 << 56  # elements: torch can count their bytes, and no memory is that large
 
 
 class ShapeError(OpforgeError, ValueError):
-    """A shape makes no sense, or not for this op."""
+    """A shape is invalid, in general or for this op."""
 
 
 def parse(text: str) -> list[Shape]:
-    """``8192x8192,4096x50257`` or names of sets: small, large, odd, all."""
+    """Parse ``8192x8192,4096x50257``, or names of sets: small, large, odd, all."""
     found: list[Shape] = []
     for part in text.split(","):
         word = part.strip().lower()
@@ -74,14 +74,14 @@ def parse(text: str) -> list[Shape]:
             found.append(shape)
         else:
             raise ShapeError(
-                f"{part.strip()!r} is no shape; write it as 8192x8192, several with commas, "
+                f"{part.strip()!r} is not a shape; write it as 8192x8192, several with commas, "
                 f"or name a set: {', '.join(NAMED)}"
             )
     return list(dict.fromkeys(found))
 
 
 def default(op: Op, device: str) -> list[Shape]:
-    """The shapes of an op for which none are named."""
+    """The default shapes of an op."""
     if op.sized is not None:
         numbers = list(inspect.signature(op.sized).parameters.values())[1:]
         if all(p.kind is p.POSITIONAL_OR_KEYWORD for p in numbers):
@@ -90,7 +90,7 @@ def default(op: Op, device: str) -> list[Shape]:
 
 
 def sweep(device: str) -> list[Shape]:
-    """Cost as the work grows: more rows of one width, then wider rows, then odd widths."""
+    """Shapes of --sweep: more and more rows of one width, then wider rows, then odd widths."""
     top = 14 if device == "cuda" else 11
     rows = [(2**k, 4096) for k in range(4, top + 1)]
     columns = [(4096 if device == "cuda" else 512, 2**k) for k in range(6, top + 1)]
@@ -99,7 +99,7 @@ def sweep(device: str) -> list[Shape]:
 
 
 def arguments(op: Op, make: Makes, shape: Shape) -> dict[str, tuple[Any, ...]]:
-    """An op's arguments at a shape, by the name of the variant; "" where there is just one."""
+    """Variant -> an op's arguments for a shape. A single variant has the name ""."""
     if op.sized is None:
         return {"": _resized(op, make, shape)}
     try:
@@ -125,7 +125,7 @@ def arguments(op: Op, make: Makes, shape: Shape) -> dict[str, tuple[Any, ...]]:
 
 
 def check(op: Op, case: tuple[Any, ...], shape: Shape) -> None:
-    """Arguments that the op does not take are a shape that it does not take."""
+    """Raise ShapeError if the op rejects the arguments for this shape."""
     try:
         check_arguments(op, case)
     except (ValueError, TypeError) as error:
@@ -133,7 +133,7 @@ def check(op: Op, case: tuple[Any, ...], shape: Shape) -> None:
 
 
 def _resized(op: Op, make: Makes, shape: Shape) -> tuple[Any, ...]:
-    """A case of the record with other sizes: dims that were equal stay equal."""
+    """A case of the record with other sizes. Dims that were equal stay equal."""
     for case in op.iter_cases(Make(op.dtypes[0])):
         first = next(a for a in case if isinstance(a, torch.Tensor))
         sizes = tuple(first.shape)

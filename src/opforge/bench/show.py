@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results on a terminal."""
+"""Prints benchmark results on a terminal."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from opforge.bench.results import OURS, Change, Results, Row, best_other, overla
 from opforge.terminal.output import say, show_table, width
 
 LEGEND = (
-    "MB and Mop: what must be moved and computed, by the record. % is of the ceiling: a copy of "
-    "the same bytes (for ops that only read, the faster of copying and reading; for matrix work "
-    "the library's product), timed in the same run. ± is the 95% confidence interval of the "
-    "median. host: what a call costs the CPU that makes it."
+    "MB and Mop: the bytes and operations that the op needs, from its record. %: share of the "
+    "ceiling, which is a copy of the same bytes in the same run (for ops that only read, the "
+    "faster of copying and reading; for matrix work, the library's matrix product). ±: 95% "
+    "confidence interval of the median. host: time of the CPU per call."
 )
 
-_FIRST = ("shape", "MB", "Mop")  # of a workload, on its first line
+_FIRST = ("shape", "MB", "Mop")  # columns on the first line of a workload
 _HEADS = (*_FIRST, "", "µs", "±", "GB/s", "TFLOP/s", "%", "speed", "host µs", "extra MB")
-# What a narrow terminal does without, in this order.
+# Columns that a narrow terminal leaves out, in this order.
 _DISPENSABLE = ("extra MB", "Mop", "MB", "TFLOP/s", "GB/s", "host µs", "±")
 
 
 def on_console(results: Results, out: Console) -> None:
-    """A table per op, pass and dtype; ours first, and how it compares with the best other."""
+    """Print a table for each op, pass and dtype, with opforge first and its speed."""
     groups: dict[tuple[str, str], list[dict[str, Row]]] = {}
     for rows in results.workloads().values():
         first = next(iter(rows.values()))
@@ -50,7 +50,7 @@ def on_console(results: Results, out: Console) -> None:
 
 
 def _show_table(workloads: Sequence[dict[str, Row]], out: Console) -> None:
-    """All columns that there is room for: numbers are left out rather than cut."""
+    """Print the columns that fit. Columns are left out rather than cut."""
     left_out: list[str] = []
     table = _table(workloads)
     for head in _DISPENSABLE:
@@ -109,7 +109,7 @@ def _cells(row: Row, best: Row | None) -> dict[str, str]:
 
 
 def _speed(row: Row, best: Row | None) -> str:
-    """Ours beside the fastest of the others; who is faster is not said where noise decides it."""
+    """The speed relative to the fastest other, unless they are within the noise."""
     if row.implementation != OURS or best is None or not best.us or not row.us:
         return ""
     if overlap(row, best):
@@ -130,7 +130,7 @@ def _number(value: float | None, form: str) -> str:
 def changes(
     found: Sequence[Change], lost: Sequence[Row], out: Console, fail_below: float | None
 ) -> bool:
-    """What got slower or faster than before, or has no time any more; whether that is a fault."""
+    """Print what got slower, faster or lost its time. Returns whether that is a fault."""
     for row in lost:
         text = f"no time any more: {row.title}, {row.dtype}, {row.size}: {row.error}"
         say(out, text, "red")
@@ -152,7 +152,7 @@ def changes(
 
 
 def losses(results: Results, out: Console, fail_below: float) -> bool:
-    """Where ours is slower than the best other by more than is allowed."""
+    """Print where opforge is slower than the best other by more than allowed. Returns if any."""
     lost = False
     for rows in results.workloads().values():
         ours, best = rows.get(OURS), best_other(rows.values())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The median of a few times, how sure it is, and when to stop measuring."""
+"""The median of a few times, its confidence interval, and when to stop measuring."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class Summary:
     median: float
     low: float
     high: float
-    spread: float  # interquartile range over the median
+    spread: float  # interquartile range divided by the median
 
     @property
     def uncertainty(self) -> float:
-        """Half the interval's width, relative to the median."""
+        """Half the width of the interval, relative to the median."""
         return (self.high - self.low) / 2 / self.median if self.median else 0.0
 
 
 def summarise(times: Sequence[float]) -> Summary:
-    """The interval lies between two of the ordered times and assumes nothing about them.
+    """The median with an interval between two of the ordered times, for any distribution.
 
-    The number of times below the true median is binomial with p = 1/2.
+    The number of times below the true median has a binomial distribution with p = 1/2.
     """
     ordered, n = sorted(times), len(times)
     skip, tail = 0, 0.0
@@ -45,16 +45,18 @@ def summarise(times: Sequence[float]) -> Summary:
 
 @dataclass(frozen=True)
 class Patience:
-    """When there are turns enough."""
+    """Decides when there are enough turns."""
 
-    least: int = 9  # turns; below six there is no such interval
-    uncertainty: float = 0.005  # of every median, relative
-    seconds: float = 2.0  # at most, per workload
+    least: int = 9  # turns; fewer than six have no such interval
+    uncertainty: float = 0.005  # relative, of every median
+    seconds: float = 2.0  # limit per workload
 
     def enough(self, times: dict[str, list[float]], elapsed: float) -> bool:
-        """Whether every median is certain enough, or time is up."""
+        """Whether all medians are certain enough, or the time is up."""
         turns = min((len(t) for t in times.values()), default=0)
-        if elapsed > 10 * self.seconds and turns >= 3:  # huge: what there is has to do
+        if (
+            elapsed > 10 * self.seconds and turns >= 3
+        ):  # a huge workload: these turns must be enough
             return True
         if turns < self.least:
             return False

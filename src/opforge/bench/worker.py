@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that measures for ``--jobs``: it prepares beside others, and times alone.
+"""The worker process of ``--jobs``: it prepares in parallel with others, and times alone.
 
-Started by rounds.py. It says None and waits for an answer when it has to be alone, and again when
-it has been; then the rows.
+rounds.py starts it. When it has to be alone, it sends None and waits for an answer. It sends None
+again when it is done with that, and then the rows.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from typing import Any
 import torch
 
 from opforge import discover
-from opforge.bench import clock as clocks  # before any op: it takes the clocks as they are
+from opforge.bench import (
+    clock as clocks,
+)  # before any op is loaded, which could replace the functions it takes
 from opforge.bench.measure import Workload, measure
 from opforge.errors import OpforgeError
 
 
 def main() -> None:
-    """Measure what comes in, until nothing does."""
+    """Measure the workloads that arrive, until the pipe is closed."""
     pipe: Connection[Any, Any] = Connection(int(sys.argv[1]))
 
     @contextlib.contextmanager
@@ -35,7 +37,7 @@ def main() -> None:
         pipe.recv()
 
     device, wanted, run = pipe.recv()
-    torch.ones(1, device=device)  # the first use of a GPU takes long, and need not be alone
+    torch.ones(1, device=device)  # the first use of a GPU is slow, and need not be alone
     with alone():
         clock = clocks.make_clock(device)
     pipe.send([])
@@ -44,15 +46,15 @@ def main() -> None:
         try:
             work = Workload(discover.find(name), *what)
             rows = measure(work, clock, wanted, patience, run, alone=alone)
-        except OpforgeError as error:  # nothing runs on the GPU in this process any more
+        except OpforgeError as error:  # this process cannot use the GPU any more
             pipe.send(str(error))
             return
         if device == "cuda":
-            torch.cuda.empty_cache()  # others need the memory
+            torch.cuda.empty_cache()  # other workers need the memory
         pipe.send(rows)
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(EOFError, BrokenPipeError):  # whoever asked is gone
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent process has ended
         main()
-    os._exit(0)  # everything is said; torch takes a second to tidy up
+    os._exit(0)  # everything is sent, and torch takes a second to shut down

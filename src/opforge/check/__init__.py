@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares an op with the truth."""
+"""``opforge check``: runs the rows of the check on ops, and reports the results."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AOTInductor around an op, in a process of its own: where it crashes, is it the op or torch?"""
+"""Runs AOTInductor on an op in its own process, to tell faults of the op from faults of torch."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from opforge.discover import where
 from opforge.op import Op, as_tuple
 from opforge.truth import compare
 
-_DIFFERENT = 86  # the exit code for other bits
+_DIFFERENT = 86  # exit code if the results differ
 
 
 def check(op: Op, place: Place, number: int, dtype: torch.dtype, seed: int) -> str:
-    """Compile a model with the op ahead of time, load and run it; returns what to note."""
+    """Compile a model with the op ahead of time, load it and run it. Returns a remark."""
     name = str(dtype).removeprefix("torch.")
     job = [where(op), place.name, str(number), name, str(seed)]
     done = _run(*job, "op")
     if done.returncode == 0:
         return "compiled ahead of time"
     if done.returncode == _DIFFERENT:
-        raise Fault(f"compiled ahead of time, the op gives other bits: {_last(done)}")
+        raise Fault(f"the op's results change when it is compiled ahead of time: {_last(done)}")
     if _run(*job, "plain").returncode != 0:
-        return "AOTInductor left out: here it fails for torch.relu alone, too"
-    raise Fault(f"AOTInductor fails with the op, and without it does not: {_last(done)}")
+        return "AOTInductor left out: on this machine it fails even for torch.relu alone"
+    raise Fault(f"AOTInductor fails with the op, but works without it: {_last(done)}")
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -45,7 +45,7 @@ def _last(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def main() -> None:
-    """The process: an op's case, or torch.relu in its place, through AOTInductor."""
+    """The main function of the process: runs a case of the op, or torch.relu, in AOTInductor."""
     from opforge import discover
 
     name, place, number, dtype, seed, what = sys.argv[1:]

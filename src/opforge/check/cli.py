@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``opforge check``."""
+"""The command ``opforge check``, which proves ops."""
 
 from __future__ import annotations
 
@@ -18,45 +18,52 @@ def check(
     ops: Ops = None,
     on: Annotated[
         str | None,
-        typer.Option(help="where: some of cpu,sim,cuda (default: cpu,cuda; without a GPU cpu,sim)"),
+        typer.Option(
+            help="where: some of cpu,sim,cuda (default: cpu,cuda, or cpu,sim without a GPU)"
+        ),
     ] = None,
     full: Annotated[
         bool,
         typer.Option(
-            "--full/--quick", help="every dtype and what takes long, or the essence (default)"
+            "--full/--quick", help="all dtypes and the slow rows, or only the essentials (default)"
         ),
     ] = False,
     sanitize: Annotated[
-        bool, typer.Option("--sanitize", help="also compute-sanitizer's four tools, on a GPU")
+        bool, typer.Option("--sanitize", help="also run compute-sanitizer's four tools (on a GPU)")
     ] = False,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="other random values")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="seed of the random values")] = 0,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="ROW", help="rows by name or number; repeatable")
+        list[str] | None,
+        typer.Option(metavar="ROW", help="run this row, by name or number; repeatable"),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="write everything there")
+        Path | None, typer.Option("--json", metavar="FILE", help="write all results to this file")
     ] = None,
     html_file: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="write a page for a browser there")
+        Path | None, typer.Option("--html", metavar="FILE", help="write an HTML page to this file")
     ] = None,
     jobs: Annotated[
         int,
         typer.Option(
-            metavar="N", min=1, help="run N rows at a time; what must be alone comes after them"
+            metavar="N", min=1, help="run N rows at a time; rows that must run alone come last"
         ),
     ] = 1,
     stop: Annotated[
-        bool, typer.Option("--stop", help="begin no row after one that failed")
+        bool, typer.Option("--stop", help="start no more rows after a failure")
     ] = False,
     keep_cases: Annotated[
         bool,
-        typer.Option("--keep-cases", help="write the cases that were found into the op's folder"),
+        typer.Option("--keep-cases", help="write the cases that a search found to the op's folder"),
     ] = False,
-    rows: Annotated[bool, typer.Option("--rows", help="list the rows and why they are")] = False,
+    rows: Annotated[bool, typer.Option("--rows", help="list all rows with their reasons")] = False,
 ) -> None:
-    """Prove an op: seventy named rows, each run on CPU kernels, in the simulator, on a GPU.
+    """Prove an op: seventy named tests (rows) on the CPU, in the simulator and on a GPU.
 
-    Exit code 0: no row failed. 1: a row failed, with a script to see it again. 2: not checkable.
+    Results are compared with the op's reference, run in float64.
+
+    Example: opforge check path/to/my_op --full
+
+    Exit code: 0 no row failed; 1 a row failed; 2 an op could not be checked.
     """
     if not rows:
         need("opforge check", "check")

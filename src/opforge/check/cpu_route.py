@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends ops to the build of their CPU kernel that tells which code ran."""
+"""Redirects ops to the coverage build of their CPU kernel, which records the code that ran."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from opforge.sim.simulation import Route
 
 
 class CpuRoute(Route):
-    """Within it CPU tensors go to the build for coverage, not to the one that users get."""
+    """A context in which CPU tensors run in the coverage build in place of the normal one."""
 
     def __init__(self) -> None:
         super().__init__(COVERAGE["cpu"], H200)
 
     def run(self, op: Op, name: str, kernel: Any, args: tuple[Any, ...]) -> Any:
-        """Call the kernel: there is nothing to simulate."""
+        """Call the kernel of the coverage build."""
         return kernel(*args)

@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What opcheck's and gradcheck's failures mean, in a sentence, with what to do about it."""
+"""Explains failures of opcheck and gradcheck, and says how to fix them."""
 
 from __future__ import annotations
 
 import re
 
-# A piece of torch's message -> what it means and the fix. The first that matches is taken.
+# Pattern of torch's message -> its meaning and the fix. The first match is used.
 _OPCHECK = [
     (
         r"metadata did not match|[Ss]trides? .*(mismatch|did not match|differ)|Stride mismatch",
-        "the kernel's output has other strides than the fake kernel promised. torch.compile lays "
-        "out memory by that promise. Outputs are contiguous, or like the input that the record "
-        "names with like=: allocate them with opforge::empty(sizes, x) or opforge::empty_like(x).",
+        "the strides of the kernel's output differ from those of the fake kernel, by which "
+        "torch.compile plans memory. Outputs must be contiguous, or have the strides of the input "
+        "that the record names with like=. Allocate them with opforge::empty(sizes, x) or "
+        "opforge::empty_like(x).",
     ),
     (
         r"[Dd]types? .*(mismatch|did not match|differ)|dtype",
-        "the kernel's output has another dtype than the fake kernel promised, which is the "
+        "the dtype of the kernel's output differs from that of the fake kernel, which is the "
         "reference's. Give the output the dtype that the reference gives it.",
     ),
     (
         r"[Ss]hapes? .*(mismatch|did not match|differ)",
-        "the kernel's output has another shape than the fake kernel promised, which is the "
+        "the shape of the kernel's output differs from that of the fake kernel, which is the "
         "reference's. Make both the same.",
     ),
     (
@@ -39,8 +40,8 @@ _OPCHECK = [
     ),
     (
         r"Tensor-likes are not close|not equal|mismatch",
-        "the op gives other numbers when it is traced (as torch.compile does) than when it is run "
-        "plainly: something depends on being compiled, on hidden state or on memory that was not "
+        "the op's results when it is traced (as by torch.compile) differ from those of a plain "
+        "call: something depends on being compiled, on hidden state or on memory that was not "
         "written.",
     ),
 ]
@@ -48,31 +49,31 @@ _OPCHECK = [
 _GRADCHECK = [
     (
         r"nondeterminis|not reentrant",
-        "the backward gives other gradients when it runs again on the same inputs. Look for "
-        "atomics, for memory that is not initialised, for a saved tensor that it overwrites.",
+        "the backward gives different gradients when it runs again on the same inputs. Look for "
+        "atomics, uninitialised memory, or a saved tensor that it overwrites.",
     ),
     (
         r"Jacobian mismatch",
-        "the backward's gradient is not the derivative of the forward. In each pair of matrices "
-        "below the numerical one is that of the forward as it computes: a constant factor between "
-        "the two is a forgotten factor, a transposed one a mixed-up index, equal rows a wrong sum "
-        "over a broadcast dim.",
+        "the backward's gradient is not the derivative of the forward. Compare each pair of "
+        "matrices below; the numerical one comes from the forward. A constant ratio means a "
+        "forgotten factor, a transposed matrix means swapped indices, and equal rows mean a wrong "
+        "sum over a broadcast dim.",
     ),
     (
         r"not supported for",
-        "the gradient of the backward is not there. Give the backward a schema of its own "
-        "(Backward(...)), whose reference can be differentiated.",
+        "the backward has no gradient. Declare it as Backward(schema, reference) with a "
+        "reference that can be differentiated.",
     ),
 ]
 
 
 def opcheck(message: str) -> str:
-    """A failure of torch.library.opcheck, explained."""
+    """Explain a failure of torch.library.opcheck."""
     return _explained(message, _OPCHECK, "opcheck")
 
 
 def gradcheck(message: str) -> str:
-    """A failure of torch.autograd.gradcheck, explained."""
+    """Explain a failure of torch.autograd.gradcheck."""
     return _explained(message, _GRADCHECK, "gradcheck")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares rows among processes, each followed by a thread: a lane."""
+"""Distributes rows over worker processes. A lane is a worker process and its thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from opforge.op import Op
 
 @dataclass(frozen=True)
 class Task:
-    """A row of an op at a place, and the report that its result is for."""
+    """A row of an op at a place, and the report that gets its result."""
 
     op: Op
     report: OpReport
@@ -26,7 +26,7 @@ class Task:
 
 
 class _Waiting:
-    """Tasks that no lane has taken yet."""
+    """The queue of tasks that no lane has taken yet."""
 
     def __init__(self, tasks: list[Task]) -> None:
         self._lock = threading.Lock()
@@ -36,10 +36,10 @@ class _Waiting:
             self._left[task.op].append(task)
 
     def take(self, last: Task | None) -> Task | None:
-        """The next task for a lane that has done ``last``, or None if none is left.
+        """The next task for a lane that has finished ``last``, or None if none is left.
 
-        The same row at another place comes first: its process knows what is right there. Another
-        op takes a new process: that is the one with the most tasks for each of its lanes.
+        The same row at another place comes first, because its process has the truth in its cache.
+        A new op needs a new process; the op with the most tasks per lane comes first.
         """
         op = last.op if last else None
         with self._lock:
@@ -58,7 +58,7 @@ class _Waiting:
             return task
 
     def clear(self) -> None:
-        """Leave what nobody has begun with."""
+        """Drop all tasks that have not started."""
         with self._lock:
             for tasks in self._left.values():
                 tasks.clear()
@@ -69,9 +69,10 @@ _Done = queue.SimpleQueue[tuple[Task, Result] | Exception | None]
 
 
 def run(groups: list[tuple[list[Task], int]], options: Options, keep: Keep) -> None:
-    """Run groups of tasks side by side, each in so many lanes; ``keep`` gets what comes of them.
+    """Run groups of tasks in parallel, each in its number of lanes. ``keep`` gets the results.
 
-    An op that turns out to be impossible to check is left where it is, and its report says so.
+    If an op turns out to be impossible to check, its other tasks are dropped, and its report says
+    so.
     """
     done: _Done = queue.SimpleQueue()
     waiting = [_Waiting(tasks) for tasks, _ in groups]
@@ -93,7 +94,7 @@ def run(groups: list[tuple[list[Task], int]], options: Options, keep: Keep) -> N
                 raise message
             else:
                 keep(*message)
-    except BaseException:  # Ctrl-C, say: no row is worth waiting for
+    except BaseException:  # such as Ctrl-C: do not wait for any row
         for left in waiting:
             left.clear()
         for worker in workers:
@@ -106,7 +107,7 @@ def run(groups: list[tuple[list[Task], int]], options: Options, keep: Keep) -> N
 
 
 def _follow(worker: Worker, waiting: _Waiting, stopped: list[_Waiting], done: _Done) -> None:
-    """Run what waits; after a failure, what is to be stopped then waits no more."""
+    """Run waiting tasks. After a failure, clear the queues in ``stopped``."""
     task = None
     try:
         while (task := waiting.take(task)) is not None:
@@ -115,7 +116,7 @@ def _follow(worker: Worker, waiting: _Waiting, stopped: list[_Waiting], done: _D
             try:
                 result = worker.run(task.op, task.row, task.place)
             except Impossible as error:
-                if worker.killed:  # by us: that says nothing about the op
+                if worker.killed:  # by us, which says nothing about the op
                     return
                 task.report.impossible = str(error)
                 continue

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to check: places, rows, and how much of each."""
+"""The options of a check: places, rows, and how thorough."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from opforge.op import Op
 
 @dataclass(frozen=True)
 class Options:
-    """What to run: the same for every op."""
+    """What to run. It applies to every op of a check."""
 
     on: tuple[str, ...] = ()
     full: bool = False
     sanitize: bool = False
     seed: int = 0
     only: tuple[str, ...] = ()
-    seconds: float = 0.0  # that a row may take; 0 for the default
+    seconds: float = 0.0  # limit for one row; 0 for the default
     jobs: int = 1  # rows that run at a time
-    stop: bool = False  # begin no row after one that failed
+    stop: bool = False  # start no more rows after a failure
 
     def __post_init__(self) -> None:
         for place in self.on:
             if place not in PLACES:
-                raise OpforgeError(f"there is no place {place!r}; use some of {','.join(PLACES)}")
+                raise OpforgeError(f"unknown place {place!r}; use some of {','.join(PLACES)}")
         if not 0 <= self.seed < 2**31:
             raise OpforgeError(f"seed {self.seed} must be from 0 to 2^31 - 1")
         if self.jobs < 1:
@@ -36,14 +36,14 @@ class Options:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Where to check: as asked, else where this machine can."""
+        """The places to check: those asked for, or else the defaults of this machine."""
         return tuple(dict.fromkeys(self.on)) or tuple(default_places())
 
     def todo(self, op: Op) -> list[tuple[str, str]]:
-        """Every row at every place its letters name, place by place.
+        """All pairs of a row and a place that the row's letters name, sorted by place.
 
-        Unless places are asked for: an op without CUDA source has no rows but the CPU's, and rows
-        that need a GPU are among them without one, too, to be told as not run.
+        If no places were asked for, an op without CUDA source only has CPU rows. Rows that need a
+        GPU are listed even if there is none, so that the report shows them as not run.
         """
         chosen = rows.find(list(self.only))
         if not self.on and not has_sources(op, "cuda") and op.composed is None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an op is checked: its CPU kernel, its CUDA kernels simulated, its CUDA kernels on a GPU."""
+"""The places where ops are checked: the CPU kernel, CUDA kernels in the simulator or on a GPU."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ LETTERS = {"cpu": "c", "sim": "s", "cuda": "g"}
 
 @dataclass(frozen=True)
 class Place:
-    """One of the places; ``device`` is where its tensors are."""
+    """A place to run an op's kernels. ``device`` is the device of its tensors."""
 
     name: str
-    # For the simulator, as sim.active takes them; the CPU has "plain" and "cover".
+    # Modes of the simulator, as for sim.active. The CPU has only "plain" and "cover".
     mode: simulation.Mode = "plain"
     seed: int | None = None
     placement: bool = False
-    processors: int = H200.multiprocessors  # of the simulated GPU
-    guard: Literal["", "end", "start"] = ""  # the end of tensors that lies against a page
-    keep_saved: bool = True  # with it: what a forward saves is read-only, too
+    processors: int = H200.multiprocessors  # multiprocessors of the simulated GPU
+    guard: Literal["", "end", "start"] = ""  # the end of tensors that is next to a guard page
+    keep_saved: bool = True  # with guard pages, saved tensors are read-only as well
 
     @property
     def device(self) -> str:
@@ -43,7 +43,7 @@ class Place:
         return "cuda" if self.name == "cuda" else "cpu"
 
     def __call__(self) -> contextlib.AbstractContextManager[Any]:
-        """The context in which calls of an op go to this place's kernels."""
+        """The context in which calls of an op run the kernels of this place."""
         return self._around()
 
     @contextlib.contextmanager
@@ -62,7 +62,7 @@ class Place:
             yield
 
     def missing(self, op: Op) -> str | None:
-        """Why ``op`` cannot be checked here, if so."""
+        """The reason why ``op`` cannot be checked here, or None."""
         if self.name == "cuda" and not torch.cuda.is_available():
             return "no CUDA GPU here"
         if self.name != "cpu" and not has_sources(op, "cuda") and op.composed is None:
@@ -75,9 +75,9 @@ class Place:
         return None
 
     def kernel(self, op: Op) -> str:
-        """What runs here, in words."""
+        """A description of what runs here."""
         if op.composed is not None:
-            return f"composed of other ops, {'simulated' if self.name == 'sim' else 'each its own'}"
+            return "composed of other ops" + (", simulated" if self.name == "sim" else "")
         if self.name == "sim":
             return "CUDA kernels in the simulator"
         if self.name == "cuda":
@@ -89,5 +89,5 @@ class Place:
 
 
 def default_places() -> list[str]:
-    """The CPU, and the GPU; without a GPU, the simulator in its place."""
+    """The CPU and the GPU, or without a GPU the CPU and the simulator."""
     return ["cpu", "cuda" if torch.cuda.is_available() else "sim"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that runs rows, seen from outside: started, asked, and ended."""
+"""Starts, drives and ends the worker process that runs rows."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from opforge.op import Op
 from opforge.terminal.processes import ending, kill_group
 from opforge.truth import guard
 
-_SECONDS = {False: 300.0, True: 900.0}  # that a row may take, quick and full
+_SECONDS = {False: 300.0, True: 900.0}  # limit for one row, quick and full
 _SANITIZER_SECONDS = 2400.0
 
 
 class Impossible(OpforgeError):
-    """An op that cannot be checked at all."""
+    """The op cannot be checked at all."""
 
 
 class Worker:
-    """A process that runs rows, started when needed: for an op, and again after a crash."""
+    """A worker process that runs rows. It is started for each op, and again after a crash."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -43,12 +43,12 @@ class Worker:
         self._buffer = b""
         self._errors: IO[bytes] | None = None
         self.killed = False
-        self._tried: dict[str, str] = {}  # what the process has begun last, if it is not done yet
-        self.kernel = ""  # what the last row ran
+        self._tried: dict[str, str] = {}  # what the process is running, if it has said so
+        self.kernel = ""  # a description of what the last row ran
 
     def run(self, op: Op, row: str, place: str) -> Result:
-        """Run one row; whatever happens to the process is that row's result."""
-        if op is not self._op:  # a process knows one op
+        """Run one row. If the process crashes or hangs, that is the result of the row."""
+        if op is not self._op:  # a process serves one op
             self.close()
             self._op = op
         if self._process is None:
@@ -94,7 +94,7 @@ class Worker:
             self._end()
 
     def kill(self) -> None:
-        """End the process at once, whatever it is doing, and any later one; from any thread."""
+        """End the process at once, and do not start another one. Any thread may call this."""
         self.killed = True
         process = self._process
         if process is not None:
@@ -115,10 +115,10 @@ class Worker:
             json.dumps(job),
             str(writing),
         ]
-        # Threads that wait spinning make small tensors ten times slower where others want cores.
+        # Threads that spin while they wait make small tensors ten times slower on a busy machine.
         environment = {
             "OMP_WAIT_POLICY": "passive",
-            # Memory of large tensors is kept: asking for it anew takes longer than the math.
+            # Keep the memory of large tensors: allocating it again takes longer than the math.
             "MALLOC_MMAP_MAX_": "0",
             "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
             "KINETO_LOG_LEVEL": "99",
@@ -136,17 +136,19 @@ class Worker:
             start_new_session=True,
         )
         os.close(writing)
-        if self.killed:  # while it was started
+        if self.killed:  # killed during the start
             kill_group(self._process)
         self._buffer = b""
         message = self._message()
         if message is None or "impossible" in message:
             how, said = self._end()
-            text = f"the process that checks it ended at once: {how}\n{_last_line(said)[-2000:]}"
+            text = (
+                f"the process that checks it ended immediately: {how}\n{_last_line(said)[-2000:]}"
+            )
             raise Impossible(text if message is None else message["impossible"])
 
     def _message(self) -> Any:
-        """The process's next answer, or None if it ends or takes too long."""
+        """The next message of the process, or None if it ends or takes too long."""
         deadline = time.monotonic() + self._limit
         self._tried = {}
         while True:
@@ -171,7 +173,7 @@ class Worker:
         return line
 
     def _end(self) -> tuple[str, str]:
-        """End the process, if it has not ended; how it ended, and what it said."""
+        """End the process if it is still running. Returns how it ended and what it printed."""
         process, self._process = self._process, None
         assert process is not None
         assert process.stdin is not None
@@ -179,10 +181,10 @@ class Worker:
             process.stdin.close()
         hung = False
         try:
-            process.wait(10)  # without work it ends by itself
+            process.wait(10)  # without more input it ends by itself
         except subprocess.TimeoutExpired:
             hung = True
-        kill_group(process)  # and what a row has started
+        kill_group(process)  # also ends processes that a row has started
         process.wait()
         os.close(self._reading)
         assert self._errors is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What became of each row: passed, failed, not run, or without meaning for the op."""
+"""The results of rows: passed, failed, not run, or not applicable to the op."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from typing import Any
 from opforge.check.row import all_rows
 
 PASSED, FAILED, NOT_RUN, NOT_APPLICABLE = "passed", "failed", "not run", "n/a"
-NO_MEMORY = "not enough GPU memory"  # how the text of such a row begins
+NO_MEMORY = "not enough GPU memory"  # the text of such a row begins with this
 
 
-_BASIC = ("own-cases", "gradients")  # nothing but plain calls
-_SPECIFIC = (*_BASIC, "dropout")  # names a fault that plain calls meet as well
+_BASIC = ("own-cases", "gradients")  # rows of plain calls
+_SPECIFIC = (
+    *_BASIC,
+    "dropout",
+)  # these rows name a fault exactly, even if plain calls fail as well
 
 
 @dataclass
 class Result:
-    """One row at one place. ``text`` says why it failed, was not run, or does not apply."""
+    """The result of a row at a place. ``text`` says why it failed, was not run, or is n/a."""
 
     row: str
     place: str
@@ -26,16 +29,16 @@ class Result:
     seconds: float = 0.0
     text: str = ""
     script: str = ""
-    cause: str = ""  # the row whose fault this one met, too
+    cause: str = ""  # the row that reports the fault which made this one fail as well
     # {"forward": {"max": ulps, "rms": ulps, "torch_max": ulps, "torch_rms": ulps}, ...}
     errors: dict[str, dict[str, float]] = field(default_factory=dict)
-    # Of the row coverage: {"share": of the blocks in the op's folder, "missing": [texts], ...}
+    # From the row coverage: {"share": of the blocks in the op's folder, "missing": [texts], ...}
     coverage: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
 class OpReport:
-    """All rows of one op."""
+    """The results of all rows of one op."""
 
     op: str
     folder: str
@@ -44,7 +47,7 @@ class OpReport:
     impossible: str = ""  # why the op could not be checked at all
 
     def blame(self) -> None:
-        """Where plain calls are wrong already, other rows meet the same fault: say so."""
+        """If plain calls already fail, mark failures of other rows as caused by the same fault."""
         for basic in self.of(FAILED):
             if basic.row not in _BASIC:
                 continue
@@ -54,7 +57,7 @@ class OpReport:
                     other.cause = basic.row
 
     def of(self, outcome: str) -> list[Result]:
-        """The results of one outcome."""
+        """The results with this outcome."""
         return [r for r in self.results if r.outcome == outcome]
 
     def count(self) -> str:
@@ -63,36 +66,37 @@ class OpReport:
         return ", ".join(parts)
 
     def stars(self) -> tuple[int, int]:
-        """Star rows that passed, of those that ran."""
+        """The number of star rows that passed, and of those that ran."""
         star = {r.name for r in all_rows() if r.star}
         ran = [r for r in self.results if r.row in star and r.outcome in (PASSED, FAILED)]
         return sum(r.outcome == PASSED for r in ran), len(ran)
 
 
 def _subject(result: Result) -> str:
-    """What a mismatch is about: ``grad_bias of scale_bias_relu``."""
+    """The result that a mismatch is about, such as ``grad_bias of scale_bias_relu``."""
     return result.text.partition(":")[0]
 
 
 @dataclass
 class Report:
-    """A whole check."""
+    """The report of a check: all ops."""
 
     ops: list[OpReport]
     facts: dict[str, str]
     interrupted: bool = False  # by Ctrl-C
-    left: int = 0  # rows that were to be run and are not, as it was interrupted
+    left: int = 0  # rows that were not run because it was interrupted
 
     @property
     def failed(self) -> list[tuple[OpReport, Result]]:
-        """Every failure."""
+        """All failures, each with its op."""
         return [(o, r) for o in self.ops for r in o.of(FAILED)]
 
     @property
     def exit_code(self) -> int:
-        """0 fine, 1 a fault was found, 2 an op could not be checked, or nothing of it was run.
+        """The exit code of the command.
 
-        130 if it was interrupted: as shells say it.
+        0: no row failed. 1: a row failed. 2: an op could not be checked, or none of its rows ran.
+        130: interrupted, as shells report it.
         """
         if self.interrupted:
             return 130
@@ -102,12 +106,12 @@ class Report:
         return 0 if ran and not any(o.impossible for o in self.ops) else 2
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, for a file."""
+        """The report as data for a JSON file."""
         return asdict(self)
 
 
 def from_json(data: dict[str, Any]) -> Report:
-    """What :meth:`Report.as_json` wrote."""
+    """The report that :meth:`Report.as_json` wrote."""
     ops = []
     for entry in data["ops"]:
         results = [Result(**r) for r in entry["results"]]

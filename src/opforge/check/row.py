@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of the scoreboard: each a named check with a reason, run where its letters say.
+"""The rows of the check: named tests, each with a reason and the places where it runs.
 
-Letters: ``c`` the CPU kernel, ``s`` the CUDA kernels in the simulator, ``g`` a GPU. A row is a
-function that is given a :class:`Trial` and raises when the op fails it.
+Its letters name the places: ``c`` is the CPU kernel, ``s`` the CUDA kernels in the simulator, ``g``
+a GPU. A row is a function that takes a :class:`Trial` and raises if the op fails.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 
 class NotRun(Exception):
-    """A row that applies to the op could not be run here; the text says why."""
+    """A row applies to the op but cannot run here; the text says why."""
 
 
 class NotApplicable(Exception):
-    """A row has no meaning for this op; the text says why."""
+    """A row does not apply to this op; the text says why."""
 
 
 class Fault(AssertionError):
-    """What a row found wrong, in words."""
+    """A row found a fault; the text describes it."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row: ``number`` is that of the scoreboard, 0 for the rows beside it."""
+    """One row. ``number`` is its number in docs/scores.md, 0 if it has none."""
 
     number: int
     name: str
@@ -52,52 +52,52 @@ class Row:
     letters: str
     reason: str
     run: Callable[[Trial], None]
-    alone: bool = False  # it measures time, or takes memory that others would lack
+    alone: bool = False  # it measures time, or takes memory that other rows would lack
 
     @property
     def label(self) -> str:
-        """Number, star and name, as tables show them."""
+        """Number, star and name, as reports show them."""
         return f"{self.number or ''}{'★' if self.star else ''} {self.name}".strip()
 
 
 @dataclass
 class Trial:
-    """An op at a place, for one row: what rows draw their situations from."""
+    """An op at a place, given to one row. Rows take their situations from it."""
 
     op: Op
     place: Place
     seed: int = 0
     full: bool = False
     sanitize: bool = False
-    last: Situation | None = None  # what was being tried when a row failed
-    note: str = ""  # something a passed row should say: how many runs, what was left out
+    last: Situation | None = None  # the situation that was running when a row failed
+    note: str = ""  # remark of a passed row: how many runs, what was left out
     errors: dict[str, list[compare.Errors]] = field(
         default_factory=lambda: {"forward": [], "backward": []}
     )
-    coverage: dict[str, Any] = field(default_factory=dict)  # how much code was reached
+    coverage: dict[str, Any] = field(default_factory=dict)  # the share of code that was reached
 
     @property
     def every_dtype(self) -> tuple[torch.dtype, ...]:
-        """The dtypes to make cases in: the floating point ones, if the op has any."""
+        """All dtypes to make cases in: the floating point ones if the op takes any."""
         return tuple(d for d in self.op.dtypes if d.is_floating_point) or self.op.dtypes
 
     @property
     def dtypes(self) -> tuple[torch.dtype, ...]:
-        """The dtypes to try: every one, or the first and bfloat16 in a quick check."""
+        """The dtypes to try: all, or in a quick check the first one and bfloat16."""
         every = self.every_dtype
         return every if self.full else tuple(d for d in every if d in (every[0], torch.bfloat16))
 
     def own(self, *dtypes: torch.dtype) -> Iterator[Situation]:
-        """The record's cases, in these dtypes or in all to be tried."""
+        """The record's cases in these dtypes, or else in all dtypes to try."""
         for one in dtypes or self.dtypes:
             for s in situation.own(self.op, self.place, one, self.seed):
                 yield self.trying(s)
 
     def kinds(self, dtype: torch.dtype | None = None) -> Iterator[Situation]:
-        """One case of each kind, contiguous: by the ranks of tensors and the other arguments.
+        """One contiguous case of each kind. Ranks of tensors and other arguments make the kind.
 
-        These are what rows resize and change; a quick check takes three of them, two where they
-        are simulated.
+        Rows resize and change these cases. A quick check takes three of them, or two in the
+        simulator.
         """
         most = 2 if self.place.name == "sim" else 3
         for one in self.dtypes if dtype is None else (dtype,):
@@ -116,33 +116,33 @@ class Trial:
                 yield self.trying(s)
 
     def recipes(self) -> list[Recipe]:
-        """Cases found by what code they reach; a first call may search for them."""
-        from opforge.check.search import stored  # which needs the places that rows run at
+        """Cases that reach code which the record's do not. The first call may search for them."""
+        from opforge.check.search import stored  # here, because it imports the places
 
         return stored.found(self.op, self.place.name, self.seed, self.full, last_words)
 
     def found(self) -> Iterator[tuple[Situation, Recipe]]:
-        """The situations of :meth:`recipes` that the record still takes."""
+        """The situations of :meth:`recipes` that the record still accepts."""
         for recipe in self.recipes():
             try:
                 s = recipe.situation(self.op, self.place, self.seed)
-            except RecordError:  # a case that it has no more
+            except RecordError:  # the record no longer has this case
                 continue
             if s.makes_sense():
                 yield self.trying(s), recipe
 
     def trying(self, s: Situation) -> Situation:
-        """Remember ``s`` as what is being tried, and collect its errors."""
+        """Note that ``s`` is running now, and collect its errors. Returns ``s``."""
         self.last = s
         s.errors = self.errors
         s.quick = not self.full
         return s
 
     def resized(self, base: Situation, chosen: int, size: int, rest: int) -> Situation | None:
-        """``base`` with one of its sizes replaced, and the others cut short where the op lets us.
+        """``base`` with one of its sizes replaced and the others cut short as far as possible.
 
-        All of them, else those that can be: labels, say, need as many classes as there were. None
-        where the op does not take the size however the others are.
+        Some sizes cannot be cut: labels, for example, need as many classes as before. Returns None
+        if the op does not accept the new size with any of the others.
         """
         shorter = {n: rest for n in base.sizes() if n > rest and n != chosen}
         for others in (lambda: shorter, lambda: self._cut(base, shorter), dict):
@@ -153,9 +153,9 @@ class Trial:
         return None
 
     def _cut(self, base: Situation, shorter: dict[int, int]) -> dict[int, int]:
-        """As many of the sizes to be cut short as the op takes together, as short as it takes them.
+        """The sizes of ``shorter`` that the op accepts together, as short as it accepts them.
 
-        Small ones first: a head, say, may be no shorter than the part of it that is rotated.
+        Small sizes come first: a head, for example, must not be shorter than its rotated part.
         """
         cut: dict[int, int] = {}
         for n in sorted(shorter):
@@ -167,17 +167,17 @@ class Trial:
         return cut
 
     def demand(self, s: Situation) -> None:
-        """Outputs and gradients near the truth, if the op takes these values."""
+        """Outputs and gradients must be near the truth, if the op accepts these values."""
         if s.makes_sense():
             self.trying(s).both()
 
     def smallest(self, dtype: torch.dtype, least: int) -> Situation:
-        """The smallest case of at least so many elements: for what is run very often."""
+        """The smallest case with at least ``least`` elements, for rows that run it very often."""
         found = sorted(self.own(dtype), key=lambda s: s.elements)
         return self.trying(next((s for s in found if s.elements >= least), found[-1]))
 
     def largest(self, dtype: torch.dtype | None = None) -> Situation:
-        """The largest case, if possible one without an empty tensor: of nothing nothing is read."""
+        """The largest case, if possible one without an empty tensor, from which nothing is read."""
 
         def size(s: Situation) -> tuple[bool, int]:
             return all(x.numel() for x in s.tensors.values()), s.elements
@@ -186,7 +186,7 @@ class Trial:
 
 
 def last_words(text: str) -> None:
-    """Say what is about to run: a process that ends in it is quoted so."""
+    """Report what is about to run. If the process crashes, the failure quotes this text."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -201,7 +201,7 @@ def row(
     star: bool = False,
     alone: bool = False,
 ) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
-    """Make a function a row of the scoreboard."""
+    """Register a function as a row of the check."""
 
     def keep(function: Callable[[Trial], None]) -> Callable[[Trial], None]:
         _rows.append(Row(number, name, star, letters.replace(" ", ""), reason, function, alone))
@@ -212,9 +212,10 @@ def row(
 
 @functools.cache
 def all_rows() -> tuple[Row, ...]:
-    """Every row in the order of the scoreboard; what searches find often has its own, before.
+    """All rows in the order of reports.
 
-    How exact an op is comes last, when it is known whether it is right.
+    ``found-cases`` and ``random`` come late, because other rows often name the same fault.
+    ``accuracy`` comes last, after all rows that test whether the op is right.
     """
     from opforge.check import rows
 
@@ -226,20 +227,20 @@ def all_rows() -> tuple[Row, ...]:
 
 
 def find(names: list[str]) -> list[Row]:
-    """The rows of these names or numbers; all if there are none."""
+    """The rows with these names or numbers. Without any, all rows."""
     if not names:
         return list(all_rows())
     found = []
     for name in names:
         matching = [r for r in all_rows() if name and name in (r.name, str(r.number or ""))]
         if not matching:
-            known = ", ".join(f"{r.number or '-'} {r.name}" for r in all_rows())
+            known = ", ".join(f"{r.number or ''} {r.name}".strip() for r in all_rows())
             meant = did_you_mean(name, [r.name for r in all_rows()])
-            raise OpforgeError(f"there is no row {name!r}; the rows are: {known}{meant}")
+            raise OpforgeError(f"unknown row {name!r}; the rows are: {known}{meant}")
         found += matching
     return list(dict.fromkeys(found))
 
 
 def applies_at(row: Row, place: str) -> bool:
-    """Whether a row is run at a place."""
+    """Whether a row runs at a place."""
     return LETTERS[place] in row.letters

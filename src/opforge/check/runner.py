@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks ops: builds them, runs their rows in worker processes, puts the results in order."""
+"""Checks ops: builds them, runs their rows in worker processes and collects the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from rich.console import Console
 
 import opforge
 from opforge import settings
-from opforge.build import compile, load
+from opforge.build import compile, load, targets
+from opforge.build.parts import parts_of
 from opforge.build.plan import Plan, plan, plan_recorder, plan_simulator
 from opforge.build.targets import COVERAGE, has_sources
 from opforge.check import lanes
@@ -32,7 +33,7 @@ _NEED_COVERAGE, _NEED_RACE = ("coverage", "found-cases", "narrowing"), ("sanitiz
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C; ``report`` has the rows that were done."""
+    """Ctrl-C was pressed. ``report`` has the finished rows."""
 
     def __init__(self, report: Report) -> None:
         super().__init__()
@@ -40,13 +41,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 def check(ops: list[Op], options: Options, quiet: bool = False) -> Report:
-    """Check ops, with a progress bar where somebody watches.
+    """Check ops and return the report. A terminal shows a progress bar unless ``quiet``.
 
-    Raises :class:`Interrupted`, with the rows that are done, for Ctrl-C.
+    On Ctrl-C, raises :class:`Interrupted` with the finished rows.
     """
     if not any(options.todo(op) for op in ops):
         asked = ", ".join(options.only)
-        raise OpforgeError(f"row {asked} is not run on {', '.join(options.places)}")
+        raise OpforgeError(f"row {asked} does not run on {', '.join(options.places)}")
     report = Report([OpReport(op.name, where(op)) for op in ops], facts(options.full))
     try:
         _check(ops, options, report, quiet)
@@ -81,10 +82,10 @@ def _check(ops: list[Op], options: Options, report: Report, quiet: bool) -> None
 
 
 def _tasks(op: Op, options: Options, report: OpReport, broken: dict[str, str]) -> list[Task]:
-    """The op's rows that can be run here; of the others ``report`` is told.
+    """The op's rows that can run here. The others are added to ``report`` as not run.
 
-    ``broken`` has the compiler's words for the places where the op does not compile: there all
-    rows fail. Where it compiles nowhere, it cannot be checked.
+    ``broken`` has the compiler's message for each place where the op does not compile. There, all
+    rows fail. An op that does not compile for any place cannot be checked.
     """
     found: list[Task] = []
     missing = {p: Place(p).missing(op) for p in PLACES}
@@ -92,7 +93,7 @@ def _tasks(op: Op, options: Options, report: OpReport, broken: dict[str, str]) -
     if todo and all(place in broken for _, place in todo):
         report.impossible = "\n".join(broken.values())
         return []
-    first: dict[str, str] = {}  # row of each place
+    first: dict[str, str] = {}  # the first row of each place
     for row, place in options.todo(op):
         if reason := missing[place]:
             report.results.append(Result(row, place, NOT_RUN, text=reason))
@@ -106,20 +107,20 @@ def _tasks(op: Op, options: Options, report: OpReport, broken: dict[str, str]) -
 
 
 def _run(tasks: list[Task], options: Options, keep: lanes.Keep) -> None:
-    """Run rows: as many at a time as asked for, and then those that must be alone."""
-    many = options.jobs > 1  # else a GPU's rows come one by one anyhow
+    """Run rows in parallel as requested, and then the rows that must run alone."""
+    many = options.jobs > 1  # otherwise the rows of a GPU run one by one anyway
     apart = {r.name for r in rows.all_rows() if r.alone and many}
     alone = [t for t in tasks if t.row in apart]
     gpu = [t for t in tasks if t.row not in apart and t.place == "cuda"]
     host = [t for t in tasks if t.row not in apart and t.place != "cuda"]
 
     def sort(task: Task, result: Result) -> None:
-        if many and result.text.startswith(NO_MEMORY):  # others may have had it
+        if many and result.text.startswith(NO_MEMORY):  # other rows may have used it
             alone.append(task)
         else:
             keep(task, result)
 
-    # Unasked, a second process is started where it has rows enough to be worth it.
+    # By default, a second process is started if it has enough rows to be worth it.
     host_lanes = options.jobs if many else min(os.cpu_count() or 1, 2, -(-len(host) // 8))
     lanes.run([(host, host_lanes), (gpu, options.jobs)], options, sort)
     if not (options.stop and any(t.report.of(FAILED) for t in tasks)):
@@ -127,7 +128,7 @@ def _run(tasks: list[Task], options: Options, keep: lanes.Keep) -> None:
 
 
 def facts(full: bool) -> dict[str, str]:
-    """What the check ran with, and how much of it."""
+    """The environment of the check, and whether it was quick or full."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     return {
         "check": "full" if full else "quick",
@@ -141,9 +142,9 @@ def facts(full: bool) -> dict[str, str]:
 
 
 def build(ops: list[Op], options: Options) -> dict[Op, dict[str, str]]:
-    """Compile everything beforehand: in parallel, and outside of any row's time.
+    """Compile all kernels first, in parallel and outside of the rows' time limits.
 
-    Returns the compiler's words for each op and place where it does not compile.
+    Returns the compiler's message for each op and place that does not compile.
     """
     if not settings.jit_enabled():
         return {}
@@ -154,7 +155,7 @@ def build(ops: list[Op], options: Options) -> dict[Op, dict[str, str]]:
     try:
         compile.build([p for some in plans.values() for p in some])
         return {}
-    except BuildError:  # one by one tells whose it is
+    except BuildError:  # building one by one tells which op it is
         broken: dict[Op, dict[str, str]] = {}
         for (op, place), some in plans.items():
             try:
@@ -168,15 +169,17 @@ def _plans(op: Op, place: str, todo: set[str]) -> list[Plan]:
     plans: list[Plan] = []
     if Place(place).missing(op):
         return plans
-    # What cannot be planned or found, for want of a compiler, is for the rows to say.
+    # If something is missing, such as a compiler, the rows report it.
     with contextlib.suppress(ToolchainError, KernelUnavailable):
         if place != "sim":
-            if has_sources(op, place) and load.find_ready(op, place) is None:
-                plans.append(plan(op, place))
+            if has_sources(op, place):
+                names = [p.name for p in parts_of(op, targets.find(place)).all]
+                missing = [n for n in names if load.find_ready(op, place, n) is None]
+                plans += [plan(op, place, part=n) for n in missing]
         else:
             modes = ("plain", "race") if todo & set(_NEED_RACE) else ("plain",)
-            targets = [simulation.TARGETS[mode] for mode in modes]
-            plans += [plan(op, t) for t in targets if has_sources(op, t)]
+            wanted = [simulation.TARGETS[mode] for mode in modes]
+            plans += [plan(op, t) for t in wanted if has_sources(op, t)]
             plans.append(plan_simulator())
         if todo & set(_NEED_COVERAGE) and place in COVERAGE and has_sources(op, COVERAGE[place]):
             plans += [plan_recorder(), plan(op, COVERAGE[place])]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An op's cases on a GPU under compute-sanitizer's four tools."""
+"""Runs an op's cases on a GPU under compute-sanitizer's four tools."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def run(op: Op, seed: int) -> str:
-    """Run every tool; raises Fault with its words for the first that finds something."""
+    """Run all tools. Raises Fault with the message of the first tool that finds something."""
     program = tools.find("compute-sanitizer")
     if program is None:
         raise NotRun("compute-sanitizer is not installed; it comes with the CUDA toolkit")
     for tool in TOOLS:
         options = ["--tool", tool, "--error-exitcode", "86", "--launch-timeout", "300"]
-        # Torch's own kernels take long. initcheck must see what they initialise; and the kernels
-        # of an op that is not ours can have any name.
+        # Torch's own kernels are left out, because they take long. initcheck must see what they
+        # initialise, and kernels of a user's op can have any name.
         if tool != "initcheck" and op.namespace == "opforge":
             options += ["--kernel-regex", "kns=opforge"]
         command = [program, *options, sys.executable, "-m", __name__, where(op), str(seed)]
@@ -48,7 +48,7 @@ def run(op: Op, seed: int) -> str:
 
 
 def main() -> None:
-    """What runs under the sanitizer: every case, forward and backward, in two dtypes."""
+    """The program that runs under the sanitizer: all cases, forward and backward, two dtypes."""
     from opforge import discover
 
     trial = Trial(discover.find(sys.argv[1]), Place("cuda"), int(sys.argv[2]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report in words: for a terminal, as a page of HTML, as a table in Markdown."""
+"""Formats a report of a check for a terminal, as an HTML page and as Markdown tables."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from opforge.truth.compare import in_ulps
 
 _MARK = {PASSED: "[green]✓[/]", FAILED: "[red]✗[/]", NOT_RUN: "[yellow]–[/]", NOT_APPLICABLE: "·"}
 _SIGN = {PASSED: "✓", FAILED: "✗", NOT_RUN: "–", NOT_APPLICABLE: "·"}
-_ALL_DIGITS = 2.0**24  # ulps of float32: an error as large as the value
+_ALL_DIGITS = 2.0**24  # ulps of float32 in a value: such an error is as large as the value
 PLACE_WORDS = {"cpu": "CPU", "sim": "simulator", "cuda": "GPU"}
 
 
 def on_console(report: Report, out: Console) -> None:
-    """Failures with their scripts, then a table of rows and a summary per op."""
+    """Print failures with their scripts, then a table of rows and a summary for each op."""
     for op in report.ops:
         _one_op(op, out)
     if report.interrupted:
         done = sum(len(o.results) for o in report.ops)
-        say(out, f"interrupted: {done} of {done + report.left} rows are done", "bold red")
+        say(out, f"interrupted after {done} of {done + report.left} rows", "bold red")
     if len(report.ops) > 1:
         counts = [f"{sum(len(o.of(x)) for o in report.ops)} {x}" for x in (PASSED, FAILED, NOT_RUN)]
         out.print(f"[bold]{len(report.ops)} ops: {', '.join(counts)}[/]", highlight=False)
@@ -46,7 +46,7 @@ def _one_op(op: OpReport, out: Console) -> None:
             _failure(op, result, out)
     for cause in dict.fromkeys(r.cause for r in op.of(FAILED) if r.cause):
         names = [f"{r.row} ({PLACE_WORDS[r.place]})" for r in op.of(FAILED) if r.cause == cause]
-        text = f"failed as well, by all appearances through the fault of {cause}: "
+        text = f"these rows failed as well, probably because of the same fault as {cause}: "
         out.print(f"[red]{text}[/]{', '.join(names)}\n", highlight=False)
     places = [p for p in PLACES if any(r.place == p for r in op.results)]
     table = Table(box=None, pad_edge=False)
@@ -64,7 +64,7 @@ def _one_op(op: OpReport, out: Console) -> None:
     colour = "red" if op.of(FAILED) else "green"
     say(out, f"checked {kernels}")
     out.print(
-        f"[bold {colour}]{op.op}: {op.count()}[/] (star rows: {passed} of {ran} that ran)\n",
+        f"[bold {colour}]{op.op}: {op.count()}[/] (star rows that ran: {passed} of {ran} passed)\n",
         highlight=False,
     )
 
@@ -76,7 +76,7 @@ def _failure(op: OpReport, result: Result, out: Console) -> None:
     out.print(f"  [dim]{escape(row.reason)}[/]", highlight=False)
     say(out, textwrap.indent(result.text, "  "))
     if result.script:
-        say(out, "  to see it again:")
+        say(out, "  to reproduce it:")
         say(out, textwrap.indent(result.script, "    "))
     out.print()
 
@@ -95,16 +95,16 @@ def _by_row(op: OpReport) -> list[tuple[Row, dict[str, Result]]]:
 
 
 def _remark(found: dict[str, Result]) -> str:
-    """Why a row was not run or does not apply; what a passed one covered."""
+    """The remarks of a row: why it was not run or does not apply, or what it covered."""
     texts = [r.text.splitlines()[0] for r in found.values() if r.text and r.outcome != FAILED]
     return "; ".join(dict.fromkeys(texts))
 
 
 def _accuracy(op: OpReport) -> list[str]:
-    """Largest and mean error in ulps, beside PyTorch's own.
+    """Lines with the largest and the mean error in ulps, next to PyTorch's.
 
-    A result that passed and is wrong by more than all of its digits has a true value that is 0 but
-    for rounding, a sum that cancels, say: ulps of that are no measure.
+    If a result passed with an error larger than the value, the true value is 0 except for
+    roundings, as in a sum that cancels. Ulps say nothing then.
     """
     lines = []
     for place in PLACES:
@@ -114,8 +114,8 @@ def _accuracy(op: OpReport) -> list[str]:
                     e = r.errors[what]
                     if e["max"] > _ALL_DIGITS:
                         lines.append(
-                            f"{PLACE_WORDS[place]} {what}: errors in ulps say nothing here, "
-                            "some true values are 0 but for rounding"
+                            f"{PLACE_WORDS[place]} {what}: errors in ulps mean nothing here: "
+                            "some true values are 0 except for rounding"
                         )
                         continue
                     ours, rms, torchs, torchs_rms = (
@@ -132,7 +132,7 @@ def _accuracy(op: OpReport) -> list[str]:
 
 
 def score_table(reports: list[Report]) -> str:
-    """Every row against every op and place, from one report or several, in Markdown."""
+    """A Markdown table of all rows, for each op and place, from one or several reports."""
     ops: dict[str, dict[tuple[str, str], Result]] = {name: {} for name in _names(reports)}
     for report in reports:
         for op in report.ops:
@@ -156,7 +156,7 @@ def score_table(reports: list[Report]) -> str:
 
 
 def summary_table(reports: list[Report]) -> str:
-    """A line for an op at a place: quick or full, passed, failed, not run, in Markdown."""
+    """A Markdown table with one line per op and place: quick or full, passed, failed, not run."""
     lines = [
         "| op | place | check | passed | failed | not run | ★ rows | code reached |",
         "|---|---|---|---|---|---|---|---|",
@@ -173,13 +173,13 @@ def summary_table(reports: list[Report]) -> str:
 
 
 def _coverage(results: list[Result]) -> str:
-    """``100% (96%)``: of the op's own blocks, and with those of the headers it uses."""
+    """``100% (96%)``: the share of the op's own blocks, and with those of headers it uses."""
     found = [r.coverage for r in results if r.coverage]
     return "".join(f"{c['share']:.0%} ({c['with headers']:.0%})" for c in found[:1])
 
 
 def totals_table(reports: list[Report]) -> str:
-    """A line for a place: the rows of all ops together, in Markdown."""
+    """A Markdown table with one line per place, which sums up all ops."""
     lines = [
         "| place | ops | in full | passed | failed | not run | ★ rows |",
         "|---|---|---|---|---|---|---|",
@@ -224,7 +224,7 @@ summary { cursor: pointer }
 
 
 def as_html(report: Report) -> str:
-    """A page that needs nothing else."""
+    """The report as an HTML page without external files."""
     facts = ", ".join(f"{k} {v}" for k, v in report.facts.items())
     body = [f"<h1>opforge check</h1><p class=why>{html.escape(facts)}</p>"]
     for op in report.ops:
@@ -272,13 +272,13 @@ def _html_failure(result: Result) -> str:
     first, *_ = result.text.splitlines() or [""]
     return (
         f"<details><summary>{html.escape(f'{PLACE_WORDS[result.place]}: {first}')}</summary>"
-        f"<pre>{html.escape(result.text)}</pre><p>To see it again:</p>"
+        f"<pre>{html.escape(result.text)}</pre><p>To reproduce it:</p>"
         f"<pre>{html.escape(result.script)}</pre></details>"
     )
 
 
 def write(report: Report, json_file: Path | None, html_file: Path | None) -> None:
-    """Write what was asked for."""
+    """Write the report to the requested files."""
     import json
 
     if json_file is not None:

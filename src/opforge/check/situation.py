@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A situation: the arguments of one call, how they were made, and what is demanded of the op.
+"""A situation: the arguments of one call, how they were made, and the checks of its results.
 
-Whatever is done to the arguments is kept as a line of code, so that a failure can be shown as a
-script that makes the very same call.
+Every change of the arguments is recorded as a line of code. A failure can therefore be shown as a
+script that repeats the same call.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from opforge.op import Make, Op, as_tuple
 from opforge.registration.arguments import check_arguments
 from opforge.truth import cases, compare, inputs
 
-_MOST = 1 << 26  # elements of a tensor that is made on the CPU
-_LARGE = 1 << 19  # elements of a case that takes seconds to compare
+_MOST = 1 << 26  # the most elements of a tensor made on the CPU
+_LARGE = 1 << 19  # a case with more elements takes seconds to compare
 
 
 class TooLarge(ValueError):
-    """A resized case would not fit the memory."""
+    """A resized case would not fit into memory."""
 
 
 class Situation:
     """The arguments of one call, by name."""
 
-    # Told of every situation right before it is run: after a crash it is too late.
+    # Called with every situation right before it runs, because after a crash it is too late.
     before_run: ClassVar[Callable[[Situation], None] | None] = None
 
     def __init__(
         self, op: Op, place: Place, number: int, dtype: torch.dtype, seed: int, case: cases.Case
     ) -> None:
         self.op, self.place, self.dtype, self.seed = op, place, dtype, seed
-        self.number = number  # of the record's case this one began as
+        self.number = number  # the number of the record's case that this one started from
         self.values: dict[str, Any] = {
             a.name: v for a, v in zip(op.forward.args, case, strict=True)
         }
@@ -48,8 +48,8 @@ class Situation:
             f"make = Make({dtype}, {place.device!r}, seed={seed})",
             f"{names} = list(op.iter_cases(make))[{number}]",
         ]
-        self.last = ""  # the line that checks; none where it takes more than a line
-        self.quick = False  # large tensors are compared roughly
+        self.last = ""  # the line that runs the check, or "" if it takes more than one line
+        self.quick = False  # compare large tensors roughly
 
     @property
     def case(self) -> cases.Case:
@@ -76,7 +76,7 @@ class Situation:
         return self.quick and self.elements > _LARGE
 
     def copy(self) -> Situation:
-        """A situation that can be changed on its own."""
+        """A copy that can be changed independently."""
         twin = Situation.__new__(Situation)
         twin.__dict__.update(self.__dict__)
         twin.values, twin.lines = dict(self.values), list(self.lines)
@@ -85,7 +85,7 @@ class Situation:
     def change(
         self, name: str, function: Callable[..., Any], *args: Any, **named: Any
     ) -> Situation:
-        """One argument passed through a function of :mod:`opforge.truth.inputs`."""
+        """A situation with one argument changed by a function of :mod:`opforge.truth.inputs`."""
         twin = self.copy()
         twin.values[name] = function(twin.values[name], *args, **named)
         given = [name, *map(_literal, args), *(f"{k}={_literal(v)}" for k, v in named.items())]
@@ -93,14 +93,14 @@ class Situation:
         return twin
 
     def set(self, name: str, value: Any) -> Situation:
-        """One argument replaced by a value that is no tensor."""
+        """A situation with one argument replaced by a value that is not a tensor."""
         twin = self.copy()
         twin.values[name] = value
         twin.lines.append(f"{name} = {_literal(value)}")
         return twin
 
     def resize(self, sizes: dict[int, int]) -> Situation:
-        """Every dim of one of these sizes gets another, in all tensors alike."""
+        """A situation with other sizes. In all tensors, dims of an old size get the new one."""
         twin = self
         for name, tensor in self.tensors.items():
             shape = tuple(sizes.get(n, n) for n in tensor.shape)
@@ -111,16 +111,16 @@ class Situation:
         return twin
 
     def sizes(self) -> list[int]:
-        """The distinct sizes of the dims, those of 1 aside: they may stand for broadcasting."""
+        """The distinct sizes of dims, without 1, which may mean broadcasting."""
         found = [n for t in self.tensors.values() for n in t.shape if n != 1]
         return list(dict.fromkeys(found))
 
     def makes_sense(self) -> bool:
-        """Whether the record takes these arguments; a changed case need not be one of the op's."""
+        """Whether the record accepts these arguments. A changed case may be invalid for the op."""
         assert self.op.reference is not None
         case = self.case
         if any(not t.is_floating_point() for t in self.tensors.values()):
-            # On a GPU a label out of range is an error only later, and of the whole process.
+            # On a GPU, a label out of range fails later and breaks the whole process.
             case = tuple(v.cpu() if isinstance(v, torch.Tensor) else v for v in case)
         try:
             check_arguments(self.op, self.case)
@@ -132,7 +132,7 @@ class Situation:
             return False
         return True
 
-    # --- what is demanded ---
+    # --- checks ---
 
     def _announce(self) -> None:
         if Situation.before_run is not None:
@@ -146,7 +146,7 @@ class Situation:
             return self.op(*self.case)
 
     def forward(self) -> tuple[torch.Tensor, ...]:
-        """The outputs must be within the allowed error of the truth."""
+        """Run the forward and check the outputs against the truth. Returns the outputs."""
         self.last = "checks.check_forward(op, case, place)"
         self._announce()
         with torch.no_grad():
@@ -160,10 +160,11 @@ class Situation:
         only: int | Collection[int] | None = None,
         output: int | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """The gradients must be within the allowed error of the truth.
+        """Run the backward and check the gradients against the truth. Returns the gradients.
 
-        ``only`` is the position of the one argument that wants a gradient, or those of several;
-        ``output`` that of the one output, among those with a gradient, whose gradient is defined.
+        ``only`` is the position of the one argument that requires a gradient, or the positions of
+        several. ``output`` is the index, among differentiable outputs, of the only one whose
+        gradient is defined.
         """
         leaves = "checks.as_leaves(case)" if only is None else f"checks.as_leaves(case, {only})"
         self.last = (
@@ -188,13 +189,13 @@ class Situation:
         )
 
     def both(self) -> None:
-        """Forward, and backward where there is one."""
+        """Check the forward, and the backward if there is one."""
         self.forward()
         if self.has_gradient():
             self.backward()
 
     def has_gradient(self, only: int | Collection[int] | None = None) -> bool:
-        """Whether the reference's outputs depend differentiably on an input, or on some of them."""
+        """Whether the reference is differentiable in an input, or in one of ``only``."""
         assert self.op.reference is not None
         if not self.floats:
             return False
@@ -203,7 +204,7 @@ class Situation:
         return any(o.requires_grad for o in outputs)
 
     def results(self, gradient: bool = True) -> list[torch.Tensor]:
-        """Outputs and gradients, to be compared to the bit with those of another run."""
+        """Outputs and gradients, for a comparison of bits with another run."""
         self.last = ""
         self._announce()
         case = cases.as_leaves(self.case) if gradient else self.case
@@ -217,7 +218,7 @@ class Situation:
         return [o.detach() for o in outputs] + [g for g in found if g is not None]
 
     def describe(self) -> str:
-        """The arguments in a line: ``x float32 (5, 33) strides (66, 2), scale 0.5``."""
+        """The arguments in one line: ``x float32 (5, 33) strides (66, 2), scale 0.5``."""
         parts = []
         for name, value in self.values.items():
             if not isinstance(value, torch.Tensor):
@@ -234,7 +235,7 @@ class Situation:
         return ", ".join(parts)
 
     def script(self) -> str:
-        """A program that makes this very call."""
+        """A complete program that repeats this call."""
         names = ", ".join(self.values) + ("," if len(self.values) == 1 else "")
         lines = [
             "import torch",
@@ -255,19 +256,19 @@ class Situation:
 
 
 def _literal(value: Any) -> str:
-    """A value as code: repr() of an infinity or a NaN is not."""
+    """A value as source code. For infinities and NaN, repr() is not valid code."""
     odd = isinstance(value, float) and not math.isfinite(value)
     return f'float("{value}")' if odd else repr(value)
 
 
 def _short(place: Place) -> str:
-    """A place as code, without what it has by default."""
+    """A place as source code, without its defaults."""
     plain = Place(place.name)
     given = [f"{k}={v!r}" for k, v in vars(place).items() if v != getattr(plain, k)]
     return f"Place({', '.join([repr(place.name), *given])})"
 
 
 def own(op: Op, place: Place, dtype: torch.dtype, seed: int) -> list[Situation]:
-    """The record's cases as they are."""
+    """The record's cases, unchanged."""
     made = op.iter_cases(Make(dtype, place.device, seed))
     return [Situation(op, place, i, dtype, seed, case) for i, case in enumerate(made)]

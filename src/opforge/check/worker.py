@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process that runs rows: a kernel that crashes takes this one down, not the check.
+"""The worker process that runs rows. If a kernel crashes, only this process ends.
 
-Started by process.py. Rows come in on its standard input and results go out on a pipe of its own,
-because kernels may print, a line of JSON each.
+process.py starts it. It reads rows from standard input and writes results to a separate pipe,
+because kernels may print. Each message is a line of JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from opforge.truth import cases, compare
 
 
 def main() -> None:
-    """Look at the op, then run the rows that come in, one a line."""
+    """Examine the op, then run the rows that arrive, one per line."""
     end_with_parent()
     job = json.loads(sys.argv[1])
     with os.fdopen(int(sys.argv[2]), "w", buffering=1) as out:
@@ -57,7 +57,7 @@ def main() -> None:
             trial = Trial(op, Place(place), job["seed"], job["full"], job["sanitize"])
             result = run(row, trial)
             lost = _lost_gpu(place)
-            if lost and result.outcome == PASSED:  # kernels report their errors late
+            if lost and result.outcome == PASSED:  # CUDA reports errors of kernels late
                 result.outcome, result.text = FAILED, lost
             _say(out, result=asdict(result), kernel=_kernel(trial), last=bool(lost))
             if lost:
@@ -65,13 +65,13 @@ def main() -> None:
 
 
 def _lost_gpu(place: str) -> str:
-    """What a kernel did to the process's GPU context, after which nothing more works in it."""
+    """The error that a kernel left in the GPU context, after which nothing works, or ""."""
     if place != "cuda" or not torch.cuda.is_initialized():
         return ""
     try:
         torch.cuda.synchronize()
     except Exception as error:
-        return f"a kernel left an error behind: {str(error).splitlines()[0]}"
+        return f"a kernel has broken the GPU context: {str(error).splitlines()[0]}"
     return ""
 
 
@@ -91,7 +91,7 @@ def _words(error: BaseException) -> str:
 
 
 def examine(op: Op, seed: int) -> None:
-    """Refuse records that nothing can be learned from."""
+    """Raise RecordError for a record whose reference or cases cannot be used for a check."""
     dtypes = [d for d in op.dtypes if d.is_floating_point] or op.dtypes
     found = 0
     for s in situation.own(op, Place("cpu"), dtypes[0], seed):
@@ -118,15 +118,15 @@ def examine(op: Op, seed: int) -> None:
         if not all(bool(compare.same_bits(a, b).all()) for a, b in zip(first, second, strict=True)):
             raise RecordError(
                 f"the reference of {op.name} is not deterministic: called twice on {what} it gives "
-                "two results. It defines what is right, so let it draw no random numbers "
-                "(take a seed as an argument) and keep no state"
+                "two results. It defines the correct result, so it must keep no state and draw "
+                "no random numbers (take a seed as an argument)"
             )
     if not found:
         raise RecordError(f"the record of {op.name} yields no cases; there is nothing to check")
 
 
 def _examine_dtypes(op: Op, s: Situation, what: str, outputs: tuple[Any, ...]) -> None:
-    """A reference that changes the dtype or the number of gradients is no truth for a kernel."""
+    """Raise RecordError if the reference returns wrong dtypes or gradients of wrong shapes."""
     given = [x.dtype for x in s.floats.values()]
     for argument, output in zip(op.outputs, outputs, strict=True):
         if not isinstance(output, torch.Tensor):
@@ -137,7 +137,7 @@ def _examine_dtypes(op: Op, s: Situation, what: str, outputs: tuple[Any, ...]) -
         if output.dtype == torch.float64 and given and torch.float64 not in given:
             raise RecordError(
                 f"the reference of {op.name} returns float64 for {argument.name} on {what}, though "
-                f"no argument is ({s.describe()}); a constant or a numpy value has widened it: "
+                f"no argument is ({s.describe()}); a constant or a numpy value has promoted it: "
                 "convert the result, as in y.to(x.dtype)"
             )
     if op.backward is None or not s.has_gradient():
@@ -166,7 +166,7 @@ def _examine_dtypes(op: Op, s: Situation, what: str, outputs: tuple[Any, ...]) -
 
 
 def run(row: Row, trial: Trial) -> Result:
-    """Run one row and put what came of it into words."""
+    """Run one row and return its result with a text."""
     started = time.monotonic()
     result = Result(row.name, trial.place.name, PASSED)
     try:
@@ -205,7 +205,7 @@ def run(row: Row, trial: Trial) -> Result:
 
 @contextlib.contextmanager
 def _counted(op: Op) -> Iterator[list[bool]]:
-    """Notes whether the op is called: a row that called nothing has proved nothing."""
+    """A context that notes whether the op is called. A row without calls has proved nothing."""
     calls: list[bool] = []
     call = op._call
 
@@ -222,7 +222,7 @@ def _counted(op: Op) -> Iterator[list[bool]]:
 
 
 def _own_lines(error: BaseException, op: Op) -> str:
-    """Where in the op's folder an unexpected error came from."""
+    """The lines in the op's folder where an unexpected error came from."""
     stack = traceback.extract_tb(error.__traceback__)
     frames = [f for f in stack if Path(f.filename).parent == op.folder]
     return "\n".join(f"at {f.filename}:{f.lineno}: {f.line}" for f in frames[-2:])
@@ -243,4 +243,4 @@ def _summary(errors: list[compare.Errors]) -> dict[str, float]:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)  # everything is said; torch takes a second to tidy up
+    os._exit(0)  # everything is written, and torch takes a second to shut down

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which code of an op's kernels and host functions ran, and what it compared.
+"""Code coverage of an op's kernels and host functions, and the operands of their comparisons.
 
-Builds of their own carry calls at every block and comparison: see :mod:`opforge.coverage.recorder`.
-The kernels that users get have none.
+Coverage builds have a call at every block and comparison: see :mod:`opforge.coverage.recorder`.
+Normal builds have none.
 """

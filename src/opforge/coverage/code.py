@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The blocks of a check build: where each is in the source, and how control gets there.
+"""Finds the basic blocks of a coverage build: their source lines, and how control reaches them.
 
 The compiler calls the recorder at the start of every basic block, so the calls in the disassembly
-are all blocks there are. Two kinds of blocks are no case's to reach: those that only an exception
-on its way leads to, and those that lead to an error and nowhere else (the failing side of a check).
+list all blocks. Two kinds of blocks do not count: those that run only while an exception is thrown,
+and those that only lead to an error (the failing side of a check).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FILE = "blocks.json"
 _FUNCTION = re.compile(r"^([0-9a-f]+) <(.+)>:$")
 _BLOCK = "__sanitizer_cov_trace_pc"
 _COMPARES = ("__sanitizer_cov_trace_cmp", "__sanitizer_cov_trace_const", "__sanitizer_cov_trace_sw")
-# Functions from elsewhere that do not return.
+# External functions that do not return.
 _ENDS = re.compile(
     r"^(__cxa_(throw|rethrow|bad_cast|throw_bad_array_new_length)|_Unwind_Resume|abort|exit|"
     r"__stack_chk_fail|__assert_fail|_ZSt\d+__throw_\w+|_ZSt9terminatev|"
@@ -33,15 +33,15 @@ _ENDS = re.compile(
 
 @dataclass(frozen=True)
 class Code:
-    """What a library's machine code has, by return addresses as offsets into the library."""
+    """The blocks of a library, by return address as an offset into the library."""
 
-    blocks: dict[int, str]  # where in the source: "file:line" or "file:line:discriminator"
+    blocks: dict[int, str]  # source location: "file:line" or "file:line:discriminator"
     refusals: frozenset[int]  # blocks that only lead to an error
     compares: dict[int, str]
 
 
 def read(library: cache.Library) -> Code:
-    """The blocks of a library; found once, and kept beside it."""
+    """The blocks of a library. They are found once and stored next to it."""
     kept = library.folder / _FILE
     if not kept.exists():
         cache.replace_text(kept, json.dumps(_analyse(library.path)))
@@ -64,7 +64,7 @@ def _analyse(library: Path) -> dict[str, object]:
         reached, returning = f.reached(), f.returning()
         for start, calls in f.calls.items():
             if start not in reached:
-                continue  # an exception's
+                continue  # belongs to an exception
             blocks += calls
             if start not in returning:
                 refusals += [after for _, after in calls]
@@ -78,19 +78,21 @@ def _analyse(library: Path) -> dict[str, object]:
 
 @dataclass
 class _Function:
-    """The control flow of one function; a piece of it is known by its first address."""
+    """The control flow of one function. A piece is identified by its first address."""
 
     name: str
     entry: int
     next: dict[int, list[int]] = field(default_factory=dict)
-    # What a piece ends with: "ret", or the name of the function it calls or jumps to.
+    # The end of a piece: "ret", or the name of the function that it calls or jumps to.
     ends: dict[int, str] = field(default_factory=dict)
     leaves: set[int] = field(default_factory=set)  # pieces that jump to another function
-    calls: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # that report a block
+    calls: dict[int, list[tuple[int, int]]] = field(
+        default_factory=dict
+    )  # calls that report a block
     compares: list[tuple[int, int]] = field(default_factory=list)
 
     def reached(self) -> set[int]:
-        """The pieces that the entry leads to; to the others only exceptions do."""
+        """The pieces that are reachable from the entry. Only exceptions reach the others."""
         return _closure([self.entry], self.next)
 
     def returning(self) -> set[int]:
@@ -114,7 +116,7 @@ def _closure(start: list[int], edges: dict[int, list[int]]) -> set[int]:
 
 
 def _find_noreturn(functions: list[_Function]) -> None:
-    """Cut the flow after calls of functions that do not return, until there are no more of them."""
+    """Cut the flow after calls of functions that do not return, until nothing changes."""
     callers: dict[str, list[_Function]] = {}
     for f in functions:
         for end in set(f.ends.values()):
@@ -149,7 +151,7 @@ def _functions(disassembly: str) -> Iterator[_Function]:
 
 
 def _flow(name: str, entry: int, lines: list[tuple[int, str]]) -> _Function:
-    """The pieces of a function: they end with jumps, calls of functions, and where jumps go to."""
+    """Split a function into pieces, which end at jumps, calls and targets of jumps."""
     end_of_function = lines[-1][0] + 1
     steps = []
     heads = {entry}
@@ -191,7 +193,7 @@ def _flow(name: str, entry: int, lines: list[tuple[int, str]]) -> _Function:
 
 
 def _step(text: str) -> tuple[str, int, str]:
-    """What an instruction does to control: its kind, where it goes, and the name of that."""
+    """The effect of an instruction on control flow: its kind, its target and the target's name."""
     words = text.split()
     if words and words[0] in ("bnd", "notrack", "rep", "repz"):
         words = words[1:]
@@ -212,7 +214,7 @@ def _step(text: str) -> tuple[str, int, str]:
 
 
 def _places(library: Path, addresses: list[int]) -> dict[int, str]:
-    """Where in the source machine code comes from."""
+    """The source locations of machine code addresses."""
     text = "\n".join(f"{a:x}" for a in addresses)
     lines = _run(["addr2line", "-e", str(library)], text).splitlines()
     found = {}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Blocks as lines of the author's source: which were reached, and which need not be.
+"""Maps blocks to lines of the author's source: which were reached, and which need not be.
 
-A comment ``// unreached: <reason>`` on a line, or alone on the line above, says that no test gets
-there. On a line that opens a brace it stands for all lines up to the closing one.
+A comment ``// unreached: <reason>`` on a line, or alone on the line above, says that no test can
+reach it. On a line that opens a brace, it covers all lines up to the closing brace.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from opforge.errors import RecordError
 from opforge.op import Op
 
 _MARK = re.compile(r"//\s*unreached\b:?[ \t]*(.*)$")
-_FAR = 30  # lines to look back for the condition of a block
+_FAR = 30  # lines to search back for the condition of a block
 
 
 @dataclass
 class Source:
-    """One file: its lines, and the reasons why some of them are not reached."""
+    """A source file: its lines, and the reasons why some are not reached."""
 
     path: Path
     lines: list[str]
-    reasons: dict[int, str] = field(default_factory=dict)  # by line, from 1
+    reasons: dict[int, str] = field(default_factory=dict)  # line, counted from 1 -> reason
 
     @classmethod
     def read(cls, path: Path) -> Source:
-        """Read a file and its marks; a mark without a reason is an error."""
+        """Read a file and its marks. Raises for a mark without a reason."""
         lines = path.read_text(errors="replace").splitlines()
         source = cls(path, lines)
         for i, line in enumerate(lines):
@@ -49,19 +49,19 @@ class Source:
         return source
 
     def _covered(self, start: int) -> range:
-        """The lines a mark stands for: one, or up to the brace that closes what it opens."""
+        """The lines that a mark covers: one, or all up to the closing brace."""
         depth = 0
         for i in range(start, len(self.lines)):
             code = self.lines[i].partition("//")[0]
             if i == start:
-                code = code.lstrip().removeprefix("}")  # of "} else {"
+                code = code.lstrip().removeprefix("}")  # as in "} else {"
             depth += code.count("{") - code.count("}")
             if depth <= 0:
                 return range(start, i + 1)
         return range(start, start + 1)
 
     def condition(self, line: int) -> str:
-        """What decides whether a line is reached, as the source has it."""
+        """The condition in the source that decides whether a line is reached."""
         code = self._code(line)
         indent = _indent(code)
         for i in range(line, max(line - _FAR, 0), -1):
@@ -96,7 +96,7 @@ def _indent(text: str) -> int:
 
 
 def _inside(text: str) -> str:
-    """``cols > 65536`` of ``if (cols > 65536) {``; empty where there is no condition."""
+    """The condition of a line: ``cols > 65536`` for ``if (cols > 65536) {``, or ""."""
     if label := re.match(r"\s*(case\b.*|default\s*):", text):
         return _short(label[1])
     start = re.search(r"\b(?:if|while|for|switch)\s*(?:constexpr\s*)?\(", text)
@@ -117,26 +117,28 @@ def _short(text: str) -> str:
 
 @dataclass
 class Reached:
-    """How much of an op's code was reached."""
+    """The reached share of an op's code."""
 
-    points: dict[str, bool]  # each place in the source that starts a block
-    instances: tuple[int, int]  # blocks of machine code that ran, of all: templates count each time
-    named: dict[str, str]  # not reached, by place: the reason the source gives
+    points: dict[str, bool]  # source location of a block -> whether it was reached
+    instances: tuple[
+        int, int
+    ]  # blocks of machine code that ran, and all; each template instance counts
+    named: dict[str, str]  # location that was not reached -> the reason in the source
     sources: dict[str, Source]
 
     @property
     def missing(self) -> list[str]:
-        """What was not reached and is not named."""
+        """Locations that were not reached and have no reason in the source."""
         return [p for p, reached in self.points.items() if not reached and p not in self.named]
 
     @property
     def share(self) -> float:
-        """Reached, of what is to be reached."""
+        """The reached share of the blocks that should be reached."""
         counted = [r for p, r in self.points.items() if r or p not in self.named]
         return sum(counted) / len(counted) if counted else 1.0
 
     def of(self, wanted: Callable[[str], bool]) -> Reached:
-        """The part in some of the files."""
+        """The part for some of the files."""
         files = {f for f in self.sources if wanted(f)}
         points = {p: r for p, r in self.points.items() if _split(p)[0] in files}
         named = {p: r for p, r in self.named.items() if p in points}
@@ -144,7 +146,7 @@ class Reached:
         return Reached(points, self.instances, named, sources)
 
     def by_file(self) -> dict[str, dict[str, list[int]]]:
-        """The lines of each file that were reached in full, and those that were not."""
+        """For each file, the lines that were reached completely, and the others."""
         missing = set(self.missing)
         found: dict[str, dict[str, set[int]]] = {}
         for point in self.points:
@@ -154,7 +156,7 @@ class Reached:
         return {f: {k: sorted(v) for k, v in kinds.items()} for f, kinds in found.items()}
 
     def texts(self) -> list[str]:
-        """``kernel.cuh:120-133 (cols > 65536)`` for each stretch that was not reached."""
+        """A text such as ``kernel.cuh:120-133 (cols > 65536)`` for each unreached stretch."""
         by_file: dict[str, dict[int, bool]] = {}
         missing = set(self.missing)
         for point in self.points:
@@ -184,7 +186,7 @@ def _split(point: str) -> tuple[str, int]:
 
 
 def path_of(op: Op, file: str) -> Path | None:
-    """The author's file that debug information names: in the op's folder or opforge's headers."""
+    """The path of a file named by debug information, if it is the op's or opforge's header."""
     if op.folder is not None and file.startswith(f"{OP_SOURCES}/"):
         return op.folder / file.removeprefix(f"{OP_SOURCES}/")
     if file.startswith(f"{OPFORGE_SOURCES}/"):
@@ -198,7 +200,7 @@ def is_own(file: str) -> bool:
 
 
 def reached(op: Op, libraries: Iterable[Watched], blocks: Blocks) -> Reached:
-    """What of the author's source these blocks are."""
+    """Map recorded blocks to the author's source."""
     points: dict[str, bool] = {}
     ran = total = 0
     sources: dict[str, Source] = {}

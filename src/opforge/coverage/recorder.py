@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records blocks and comparisons of the libraries that are built for it."""
+"""Records which blocks and comparisons run in libraries that are built for coverage."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _COMPARE = struct.Struct(f"<QIIII{2 * _PAIRS}Q")  # as in recorder.cpp
 
 @dataclass(frozen=True)
 class Compare:
-    """A comparison in the code: where, how it came out, and its first different operands.
+    """A comparison in the code: its location, its outcomes, and its first distinct operands.
 
-    Of the kinds "constant" and "cases" the first operands are in the source.
+    For the kinds "constant" and "cases", the first operands are constants in the source.
     """
 
     library: str
@@ -46,8 +46,8 @@ class Watched:
     region: int
     first: int  # offset of its machine code in the library
     size: int
-    begin: int  # where that is in memory
-    at_loading: set[int]  # blocks that ran then
+    begin: int  # its address in memory
+    at_loading: set[int]  # blocks that ran during loading
 
     def ran(self) -> set[int]:
         """The blocks that ran since the last clear."""
@@ -58,12 +58,12 @@ class Watched:
         return set((found + self.first).tolist())
 
 
-Blocks = dict[str, set[int]]  # by library: return addresses, as offsets
+Blocks = dict[str, set[int]]  # library -> return addresses, as offsets
 
 
 @dataclass
 class Seen:
-    """What was recorded."""
+    """The recorded blocks and comparisons."""
 
     blocks: Blocks = field(default_factory=dict)
     compares: list[Compare] = field(default_factory=list)
@@ -74,7 +74,7 @@ _watched: list[Watched] = []
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The recorder, its symbols visible to the libraries that are loaded after it."""
+    """The recorder library. Its symbols are visible to libraries that are loaded after it."""
     found = ctypes.CDLL(str(compile.build([plan_recorder()])[0].path), mode=ctypes.RTLD_GLOBAL)
     found.opforge_cover_watch.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
     for pointer in ("ran", "compares", "early"):
@@ -85,13 +85,13 @@ def library() -> ctypes.CDLL:
 
 
 def watched(op: str, target: str) -> list[Watched]:
-    """The library of an op for a target, if it is loaded; a backward may use other ops, too."""
+    """The loaded libraries of an op for a target. A backward may use other ops as well."""
     return [one for one in _watched if (one.op, one.target) == (op, target)]
 
 
 @contextlib.contextmanager
 def watching(built: cache.Library) -> Iterator[None]:
-    """Within it ``built`` is loaded; afterwards its code is known to the recorder."""
+    """A context in which ``built`` is loaded, so that the recorder knows its code."""
     runtime = library()
     runtime.opforge_cover_loading(True)
     try:
@@ -121,7 +121,7 @@ def watching(built: cache.Library) -> Iterator[None]:
 
 
 def _mapping(path: str) -> tuple[int, int, int]:
-    """Where a library lies in memory: its start, and its machine code."""
+    """The addresses of a library in memory: its start, and its machine code."""
     lowest, begin, end = 1 << 64, 0, 0
     with open("/proc/self/maps") as maps:
         for line in maps:
@@ -137,7 +137,7 @@ def _mapping(path: str) -> tuple[int, int, int]:
 
 @contextlib.contextmanager
 def recording() -> Iterator[Seen]:
-    """What runs within it is recorded; the object is complete afterwards."""
+    """A context that records what runs inside. Its object is complete afterwards."""
     seen = Seen()
     runtime = library()
     runtime.opforge_cover_clear()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules around the built-in ops; state_dict, and the arguments that are there, as in torch.nn.
+"""Modules around the built-in ops, with the arguments and the state_dict of torch.nn.
 
-Left out: ``inplace``, which a fused op has no use for; class weights of a loss. ``Softmax`` and
-``LogSoftmax`` take the last dim by default.
+There is no ``inplace``, which a fused op cannot use, and losses have no class weights. ``Softmax``
+and ``LogSoftmax`` use the last dim by default.
 """
 
 from opforge.nn.dropout import Dropout

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules that drop elements while training."""
+"""The dropout module."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from opforge.ops.families import philox
 
 
 class Dropout(nn.Module):
-    """:func:`opforge.dropout` as a module: in training mode only.
+    """:func:`opforge.dropout` as a module. It drops elements only in training mode.
 
     Args:
-        p: the probability of an element to become 0, in effect a multiple of 2^-16.
+        p: the probability that an element becomes 0, rounded to a multiple of 2^-16.
     """
 
     def __init__(self, p: float = 0.5) -> None:
@@ -22,10 +22,10 @@ class Dropout(nn.Module):
         self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop elements of ``x`` in training mode, else return it as it is."""
+        """Drop elements of ``x`` in training mode. Otherwise return ``x`` itself."""
         y: Tensor = opforge.dropout(x, self.p, self.training)
         return y
 
     def extra_repr(self) -> str:
-        """What repr() shows of the arguments."""
+        """The arguments that repr() shows."""
         return f"p={self.p:g}"

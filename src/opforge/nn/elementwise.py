@@ -50,7 +50,7 @@ class ScaleBiasReLU(nn.Module):
         nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
-        """What repr() shows of the arguments."""
+        """The arguments that repr() shows."""
         return f"{self.features}, scale={self.scale:g}"
 
 
@@ -86,5 +86,5 @@ class BiasGELU(nn.Module):
         nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
-        """What repr() shows of the arguments."""
+        """The arguments that repr() shows."""
         return f"{self.features}, approximate={self.approximate!r}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules around the gated activations: ``forward(gate, up)``, or one tensor that holds both."""
+"""Modules of the gated activations. They take ``gate`` and ``up``, or one tensor with both."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SwiGLU(nn.Module):
     """:func:`opforge.swiglu` as a module."""
 
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
-        """``silu(gate) * up``."""
+        """Return ``silu(gate) * up``."""
         y: Tensor = opforge.swiglu(gate, up)
         return y
 
@@ -29,12 +29,12 @@ class GEGLU(nn.Module):
         self.approximate = approximate
 
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
-        """``gelu(gate) * up``."""
+        """Return ``gelu(gate) * up``."""
         y: Tensor = opforge.geglu(gate, up, self.approximate)
         return y
 
     def extra_repr(self) -> str:
-        """What repr() shows of the arguments."""
+        """The arguments that repr() shows."""
         return f"approximate={self.approximate!r}"
 
 
@@ -42,6 +42,6 @@ class ReGLU(nn.Module):
     """:func:`opforge.reglu` as a module."""
 
     def forward(self, gate: Tensor, up: Tensor | None = None) -> Tensor:
-        """``relu(gate) * up``."""
+        """Return ``relu(gate) * up``."""
         y: Tensor = opforge.reglu(gate, up)
         return y

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.nn's cross entropy by kernels of ours."""
+"""The cross entropy modules."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from opforge.ops.families.losses import refuse_probabilities
 
 
 class CrossEntropyLoss(nn.Module):
-    """:class:`torch.nn.CrossEntropyLoss` by :func:`opforge.cross_entropy`, for labels.
+    """:class:`torch.nn.CrossEntropyLoss` for labels, computed by :func:`opforge.cross_entropy`.
 
-    Its arguments and its layout: the classes of logits with more than two dims lie along dim 1.
+    By default, as in torch, the classes of logits with more than two dims are along dim 1.
 
     Args:
         weight: None; class weights are not supported.
@@ -22,8 +22,8 @@ class CrossEntropyLoss(nn.Module):
         reduction: "none", "mean" or "sum".
         label_smoothing: the share of a label's weight that is spread over all classes.
         z_loss: adds ``z_loss * logsumexp(row)²`` to the loss of each row.
-        dim: where the classes lie. Along the last dim, -1, logits of any shape are read in place.
-        overwrite_logits: lets the backward write the gradient over the logits.
+        dim: the dim of the classes. With -1, logits of any shape are read without a copy.
+        overwrite_logits: allows the backward to write the gradient over the logits.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class CrossEntropyLoss(nn.Module):
         }
 
     def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        """The loss of the logits, given a label for each row of them."""
+        """The loss of the logits, with one label per row."""
         if logits.dim() > 1:
             refuse_probabilities("nn.CrossEntropyLoss", target, logits.shape, self.dim)
             logits = logits.movedim(self.dim, -1)
         return opforge.cross_entropy(logits, target, **self.options)
 
     def extra_repr(self) -> str:
-        """What repr() shows of the arguments."""
+        """The arguments that repr() shows."""
         return ", ".join(f"{k}={v!r}" for k, v in self.options.items()) + f", dim={self.dim}"
 
 
@@ -69,8 +69,8 @@ class LinearCrossEntropyLoss(nn.Module):
         reduction: "none", "mean" or "sum".
         label_smoothing: the share of a label's weight that is spread over all classes.
         z_loss: adds ``z_loss * logsumexp(row)²`` to the loss of each row.
-        chunk: how many rows have logits at a time, at most; 0 chooses.
-        low_memory: sums the weight's gradient in its own dtype, with fewer rows at a time.
+        chunk: the largest number of rows whose logits exist at a time; 0 chooses it.
+        low_memory: sums the gradient of the weight in its own dtype, with fewer rows at a time.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class LinearCrossEntropyLoss(nn.Module):
     def forward(
         self, input: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None
     ) -> Tensor:
-        """The loss of ``linear(input, weight, bias)``, given a label for each row of input."""
+        """The loss of ``linear(input, weight, bias)``, with one label per row of ``input``."""
         return opforge.linear_cross_entropy(input, weight, target, bias, **self.options)
 
     def extra_repr(self) -> str:
-        """What repr() shows of the arguments."""
+        """The arguments that repr() shows."""
         return ", ".join(f"{k}={v!r}" for k, v in self.options.items())
 
 

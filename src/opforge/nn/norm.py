@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.nn's norms by kernels of ours, with a residual that is added on the way."""
+"""The norm modules of torch.nn, with an optional residual that is added first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opforge.ops.families.norms import wide_dtype
 
 
 class LayerNorm(nn.LayerNorm):
-    """:class:`torch.nn.LayerNorm` by :func:`opforge.layer_norm`: same arguments, same state."""
+    """:class:`torch.nn.LayerNorm` by :func:`opforge.layer_norm`, with equal arguments and state."""
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         """The norm of ``x``; with a residual that of ``x + residual``, and this sum."""
@@ -28,10 +28,10 @@ class LayerNorm(nn.LayerNorm):
 
 
 class RMSNorm(nn.RMSNorm):
-    """:class:`torch.nn.RMSNorm` by :func:`opforge.rms_norm`: same arguments, same state.
+    """:class:`torch.nn.RMSNorm` by :func:`opforge.rms_norm`, with equal arguments and state.
 
     Args:
-        offset: added to the weight, which starts at ``1 - offset``; 1.0 for Gemma's weights.
+        offset: is added to the weight, which starts at ``1 - offset``. Gemma's weights need 1.0.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class RMSNorm(nn.RMSNorm):
         dtype: torch.dtype | None = None,
         offset: float = 0.0,
     ) -> None:
-        self.offset = float(offset)  # before torch's __init__, which makes the weight
+        self.offset = float(offset)  # set before torch's __init__, which makes the weight
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
 
     def reset_parameters(self) -> None:
-        """Let weight and offset make 1 together, as at construction."""
+        """Set the weight to ``1 - offset``, as at construction."""
         if self.weight is not None:
             nn.init.constant_(self.weight, 1 - self.offset)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
         """The norm of ``x``; with a residual that of ``x + residual``, and this sum."""
         weight = _flat(self.weight)
-        # torch's default, of 16-bit tensors too: they are computed in float32.
+        # torch's default, also for 16-bit tensors, which are computed in float32.
         eps = torch.finfo(wide_dtype(x)).eps if self.eps is None else self.eps
         return _over_rows(
             lambda x, residual: opforge.rms_norm(x, weight, residual, eps=eps, offset=self.offset),
@@ -64,16 +64,16 @@ class RMSNorm(nn.RMSNorm):
         )
 
     def extra_repr(self) -> str:
-        """What repr() shows of the arguments."""
+        """The arguments that repr() shows."""
         return super().extra_repr() + (f", offset={self.offset:g}" if self.offset else "")
 
 
 class GroupNorm(nn.GroupNorm):
-    """:class:`torch.nn.GroupNorm` by :func:`opforge.group_norm`: same arguments, same state.
+    """:class:`torch.nn.GroupNorm` by :func:`opforge.group_norm`, with equal arguments and state.
 
     Args:
-        bias: False leaves out the bias alone, as in :class:`torch.nn.LayerNorm`.
-        activation: ``"silu"`` for the activation that follows, in the same pass.
+        bias: False leaves out only the bias, as in :class:`torch.nn.LayerNorm`.
+        activation: ``"silu"`` applies silu to the result in the same pass.
     """
 
     def __init__(
@@ -96,28 +96,28 @@ class GroupNorm(nn.GroupNorm):
         self.activation = activation
 
     def reset_parameters(self) -> None:
-        """Weights of 1 and biases of 0, as at construction."""
+        """Set the weights to 1 and the biases to 0, as at construction."""
         if self.weight is not None:
             nn.init.ones_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The norm of ``x``, which has ``num_channels`` along dim 1."""
+        """The norm of ``x``, whose dim 1 has ``num_channels`` channels."""
         y: Tensor = opforge.group_norm(
             x, self.num_groups, self.weight, self.bias, eps=self.eps, activation=self.activation
         )
         return y
 
     def extra_repr(self) -> str:
-        """What repr() shows of the arguments."""
+        """The arguments that repr() shows."""
         return super().extra_repr() + (f", activation={self.activation!r}" * bool(self.activation))
 
 
 def _over_rows(
     norm: Callable[..., Any], shape: tuple[int, ...], x: Tensor, residual: Tensor | None
 ) -> Any:
-    """Call ``norm`` with the normalised dims as one, and give its results the shape of ``x``."""
+    """Call ``norm`` with the normalised dims flattened. The results get the shape of ``x``."""
     for name, t in (("x", x), ("residual", residual)):
         if t is not None and t.shape[-len(shape) :] != shape:
             raise ValueError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module that holds the angles of rotary position embedding."""
+"""The rotary position embedding module, which holds the table of angles."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import opforge
 
 
 class RotaryEmbedding(nn.Module):
-    """:func:`opforge.rope` with tables of its own: angles of ``position * base^(-2j / dim)``.
+    """:func:`opforge.rope` with its tables of the angles ``position * base^(-2j / dim)``.
 
-    The tables are float32 and no part of the state_dict; ``to(dtype)`` rounds them like any buffer.
+    The tables are float32 and not in the state_dict. ``to(dtype)`` rounds them like any buffer.
 
     Args:
-        dim: the rotary dim, even; heads may be longer, their rest is copied.
-        max_positions: rows of the tables.
-        base: of the angles' geometric series.
-        interleaved: pairs are (2j, 2j + 1), not (j, j + dim / 2).
+        dim: the rotary dim, which is even. If heads are longer, their rest is copied.
+        max_positions: number of rows of the tables.
+        base: base of the geometric series of the angles.
+        interleaved: pairs are (2j, 2j + 1) instead of (j, j + dim / 2).
     """
 
     cos: Tensor
@@ -41,7 +41,7 @@ class RotaryEmbedding(nn.Module):
             raise ValueError(f"base must be positive, got {base}")
         self.dim, self.max_positions, self.base = dim, max_positions, base
         self.interleaved = interleaved
-        # In float64: float32 has no digits left for the angle of a late position.
+        # In float64, because float32 is too inexact for the angles of late positions.
         powers = torch.arange(0, dim, 2, dtype=torch.float64, device=device) / dim
         at = torch.arange(max_positions, dtype=torch.float64, device=device)
         angles = torch.outer(at, base**-powers)
@@ -51,14 +51,14 @@ class RotaryEmbedding(nn.Module):
     def forward(
         self, q: Tensor, k: Tensor | None = None, positions: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Turn ``q`` and ``k``, (..., seq, heads, head dim), by the angles of their positions."""
+        """Rotate ``q`` and ``k``, (..., seq, heads, head dim), by the angles of their positions."""
         turned: tuple[Tensor, Tensor | None] = opforge.rope(
             q, k, self.cos, self.sin, positions, self.interleaved
         )
         return turned
 
     def extra_repr(self) -> str:
-        """What repr() shows of the arguments."""
+        """The arguments that repr() shows."""
         return (
             f"{self.dim}, max_positions={self.max_positions}, base={self.base:g}, "
             f"interleaved={self.interleaved}"

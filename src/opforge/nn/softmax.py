@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch.nn's softmaxes by kernels of ours, with the scale and the mask that attention has."""
+"""The softmax modules of torch.nn, with the scale and the masks of attention."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class _Softmax(nn.Module):
         super().__init__()
         if not isinstance(dim, int):
             raise TypeError(
-                f"opforge.nn.{type(self).__name__}: dim must be an int, got {dim!r}; torch's "
-                "choice for None depends on the rank of the input, so name the dim"
+                f"opforge.nn.{type(self).__name__}: dim must be an int, got {dim!r}; the "
+                "dim that torch chooses for None depends on the rank of the input, so name it"
             )
         self.dim, self.scale, self.causal = dim, float(scale), causal
 
@@ -30,24 +30,24 @@ class _Softmax(nn.Module):
             return function(x, mask, scale=self.scale, causal=self.causal)
         if mask is not None or self.causal:
             raise ValueError(
-                f"opforge.nn.{type(self).__name__}: a mask and causal go with the last dim, "
+                f"opforge.nn.{type(self).__name__}: mask and causal need dim to be the last one, "
                 f"but dim is {self.dim} and x has shape {tuple(x.shape)}"
             )
         return function(x.movedim(self.dim, -1), scale=self.scale).movedim(-1, self.dim)
 
     def extra_repr(self) -> str:
-        """What repr() shows of the arguments."""
+        """The arguments that repr() shows."""
         scale = f", scale={self.scale:g}" if self.scale != 1 else ""
         return f"dim={self.dim}{scale}" + (", causal=True" if self.causal else "")
 
 
 class Softmax(_Softmax):
-    """:class:`torch.nn.Softmax` by :func:`opforge.softmax`; a dim but the last costs copies.
+    """:class:`torch.nn.Softmax` by :func:`opforge.softmax`. Dims other than the last need copies.
 
     Args:
         dim: the dim that sums to 1.
         scale: a factor of the input.
-        causal: the last two dims are queries and keys, and no query sees a later key.
+        causal: the last two dims are queries and keys; no query sees a later key.
     """
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -56,7 +56,7 @@ class Softmax(_Softmax):
 
 
 class LogSoftmax(_Softmax):
-    """:class:`torch.nn.LogSoftmax` by :func:`opforge.log_softmax`; see :class:`Softmax`."""
+    """:class:`torch.nn.LogSoftmax` by :func:`opforge.log_softmax`, like :class:`Softmax`."""
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """The logarithm of the softmax of ``x * scale + mask``."""

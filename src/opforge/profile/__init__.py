@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``opforge profile``: what an op's kernels do on a GPU, read in plain words. See docs/profile.md.
+"""``opforge profile``: says what limits an op's kernels on a GPU. See docs/profile.md.
 
-With a GPU and Nsight Compute it measures; without, it tells what the compiled code and the
-simulator know.
+With a GPU and Nsight Compute, it measures. Otherwise it reports facts from the compiled code and
+the simulator.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to try next: rules over the facts of a call. docs/profile.md has them as a table.
+"""Rules that suggest what to try next, from the facts of a call. docs/profile.md lists them.
 
-A rule is a function that gives a sentence or None. They are asked in order, the surest first, and
-the first three that have something to say are heard. Every threshold is a name here.
+A rule is a function that returns a sentence or None. The surest rules come first, and the first
+three sentences are shown. Every threshold is a constant in this file.
 """
 
 from __future__ import annotations
@@ -14,76 +14,76 @@ from opforge.profile.metrics import STALLS
 from opforge.terminal.words import percent, seconds, size
 
 NEAR = 0.80  # of the peak DRAM bandwidth; a plain copy reaches about 0.85 of it on an H200
-EXTRA = 1.10  # times the bytes that must move: beyond sectors cut at the edges and workspaces
-EXTRA_BYTES = 65536  # more than that: a GPU's counters have noise
-EXACT_BYTES = 4096  # the simulator's have none
+EXTRA = 1.10  # times the bytes that must move; less comes from partial sectors and workspaces
+EXTRA_BYTES = 65536  # and at least this many bytes more, because a GPU's counters have noise
+EXACT_BYTES = 4096  # the simulator's counters have no noise
 UNCOALESCED = 1.25  # times the ideal number of sectors
-WAITING = 0.30  # of a warp's time on one reason
+WAITING = 0.30  # of a warp's time, for one reason
 LOW_OCCUPANCY = 0.50
 LOCAL = 0.01  # of the bytes that the call moves
 CONFLICTS = 0.20  # of the passes over shared memory
 ARITHMETIC = 0.60  # of the peak of a multiprocessor
 SHORT = 5e-6  # seconds; a launch alone takes about half of that
-MOST = 3  # sentences
+MOST = 3  # sentences at most
 
 Rule = Callable[[Call], str | None]
 
 
 def advise(call: Call) -> list[str]:
-    """One to three sentences."""
+    """One to three sentences of advice."""
     if call.slowest is None:
-        return ["No kernel is launched: there is nothing to make faster."]
+        return ["No kernel is launched, so there is nothing to make faster."]
     if limit := at_the_limit(call):
         return [limit]
     found = [text for rule in RULES if (text := rule(call)) is not None]
     if not found:
-        look = "begin with the largest stall above" if call.measured else "measure it on a GPU"
+        look = "start with the largest stall above" if call.measured else "measure it on a GPU"
         return [f"Nothing stands out; {look}."]
     return found[:MOST]
 
 
 def at_the_limit(call: Call) -> str | None:
-    """Near the peak bandwidth, moving no more than it must: the end of what tuning can do."""
+    """The kernel is near the peak bandwidth and moves no unnecessary bytes, so it is finished."""
     kernel = call.slowest
     if kernel is None or kernel.dram_share is None or kernel.dram_share < NEAR or _extra(call):
         return None
     return (
         f"{kernel.name} runs at {percent(kernel.dram_share)} of the peak memory bandwidth and "
-        "moves what it must: only moving fewer bytes makes it faster (fuse it with the op before "
-        "or after it, or use a narrower dtype)."
+        "moves only necessary bytes. Only fewer bytes make it faster: fuse it with the op before "
+        "or after it, or use a narrower dtype."
     )
 
 
 def extra_traffic(call: Call) -> str | None:
-    """More bytes than the record says: data is read twice, or sectors are used in part."""
+    """It moves more bytes than the record needs: data is read twice, or sectors are partly used."""
     if not _extra(call):
         return None
     assert call.moved is not None
     assert call.model_bytes is not None
     times = f" {call.moved / call.model_bytes:.2g} times" if call.model_bytes else ""
-    how = f"It moves{times} what it must,"
-    cause = "something is read more than once or written and read back: keep it in registers"
+    how = f"It moves{times} the necessary bytes,"
+    cause = "something is read more than once, or written and read back: keep it in registers"
     cause += " or shared memory, or let blocks that share it run at the same time"
     if any(_scattered(a) for k in call.kernels for a in (k.loads, k.stores)):
-        cause = "sectors are fetched of which only a part is used: see the accesses above"
+        cause = "fetched sectors are only partly used: see the accesses above"
     return f"{how} {size(call.moved)}, not {size(call.model_bytes)}: {cause}."
 
 
 def uncoalesced(call: Call) -> str | None:
-    """A request of a warp touches more sectors than its bytes need."""
+    """The requests of a warp touch more sectors than their bytes need."""
     for kernel in call.kernels:
         for kind, access in (("loads", kernel.loads), ("stores", kernel.stores)):
             if access is not None and _scattered(access):
                 return (
                     f"Global {kind} of {kernel.name} touch {access.sectors:.1f} sectors per "
-                    f"request where {access.ideal:.1f} would do: let neighbouring threads access "
-                    "neighbouring addresses, through shared memory if need be."
+                    f"request where {access.ideal:.1f} are enough: let neighbouring threads access "
+                    "neighbouring addresses, through shared memory if necessary."
                 )
     return None
 
 
 def spills(call: Call) -> str | None:
-    """Local memory is used: registers are spilled, or an array is indexed at run time."""
+    """The kernel uses local memory: registers are spilled, or an array is indexed at run time."""
     for kernel in call.kernels:
         if kernel.local_bytes and kernel.local_bytes > LOCAL * (call.moved or 0.0):
             traffic = f"moves {size(kernel.local_bytes)} of local memory"
@@ -101,7 +101,7 @@ def spills(call: Call) -> str | None:
 
 
 def few_blocks(call: Call) -> str | None:
-    """The grid does not fill the GPU once."""
+    """The grid does not fill the GPU even once."""
     kernel = call.slowest
     if kernel is None or kernel.waves is None or kernel.waves >= 1:
         return None
@@ -112,7 +112,7 @@ def few_blocks(call: Call) -> str | None:
 
 
 def short_kernel(call: Call) -> str | None:
-    """As short as its launch: nothing inside the kernel matters much."""
+    """The kernel is as short as its launch, so its code does not matter much."""
     total = sum(k.seconds or 0.0 for k in call.kernels)
     if not 0 < total < SHORT * len(call.kernels):
         return None
@@ -123,7 +123,7 @@ def short_kernel(call: Call) -> str | None:
 
 
 def in_cache(call: Call) -> str | None:
-    """Fewer bytes through DRAM than the call moves: the rest stays in the L2 cache."""
+    """DRAM transfers fewer bytes than the call moves, because the rest stays in the L2 cache."""
     if call.moved is None or not call.model_bytes or not call.measured:
         return None
     if call.moved > call.model_bytes / EXTRA:
@@ -135,7 +135,7 @@ def in_cache(call: Call) -> str | None:
 
 
 def more_in_flight(call: Call) -> str | None:
-    """Warps wait for memory which is not busy: too few bytes are on their way."""
+    """Warps wait for memory that is not busy, because too few bytes are in flight."""
     kernel = call.slowest
     if kernel is None or kernel.dram_share is None or kernel.dram_share >= NEAR:
         return None
@@ -161,12 +161,13 @@ def more_in_flight(call: Call) -> str | None:
 
 
 def narrow_loads(call: Call) -> str | None:
-    """Loads of less than 16 bytes per thread, where bandwidth is not reached or not measured."""
+    """Threads load less than 16 bytes at a time; the bandwidth is not reached, or not known."""
     kernel = call.slowest
     if kernel is None or (kernel.dram_share or 0.0) >= NEAR:
         return None
     width = kernel.load_width
-    if kernel.loads is not None:  # 32 threads, 32 bytes in a sector: sectors are bytes per thread
+    if kernel.loads is not None:
+        # A warp has 32 threads and a sector 32 bytes, so sectors equal bytes per thread.
         width = round(kernel.loads.ideal)
     if width is None or width > WIDEST // 2:
         return None
@@ -177,12 +178,12 @@ def narrow_loads(call: Call) -> str | None:
 
 
 def bank_conflicts(call: Call) -> str | None:
-    """Threads of a warp hit the same bank of shared memory."""
+    """Threads of a warp access the same bank of shared memory at once."""
     kernel = call.slowest
     if kernel is None or kernel.bank_conflicts is None or kernel.bank_conflicts < CONFLICTS:
         return None
     waits = sum(kernel.stalls.get(r, 0.0) for r in ("short_scoreboard", "mio_throttle"))
-    if waits < WAITING / 3:  # nobody waits for it, or nobody knows
+    if waits < WAITING / 3:  # no warp waits for it, or the waits are unknown
         return None
     return (
         f"{percent(kernel.bank_conflicts)} of the shared memory passes of {kernel.name} are bank "
@@ -191,7 +192,7 @@ def bank_conflicts(call: Call) -> str | None:
 
 
 def barriers(call: Call) -> str | None:
-    """Warps wait for each other."""
+    """Warps wait for each other at barriers."""
     kernel = call.slowest
     if kernel is None or (waits := kernel.stalls.get("barrier", 0.0)) < WAITING:
         return None
@@ -202,7 +203,7 @@ def barriers(call: Call) -> str | None:
 
 
 def arithmetic(call: Call) -> str | None:
-    """The multiprocessors are busy, the memory is not."""
+    """The multiprocessors are busy, and the memory is not."""
     kernel = call.slowest
     if kernel is None or kernel.compute_share is None or kernel.compute_share < ARITHMETIC:
         return None
@@ -213,7 +214,7 @@ def arithmetic(call: Call) -> str | None:
     return (
         f"{kernel.name} is limited by its instructions{wait}, at {percent(kernel.compute_share)} "
         "of what a multiprocessor can do: do fewer or cheaper ones (no division for indices, "
-        "tensor cores for products)."
+        "tensor cores for matrix products)."
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What runs under Nsight Compute or Nsight Systems: the calls of one request, once each.
+"""The process that runs under Nsight Compute or Nsight Systems: it makes the calls of a request.
 
 ``python -m opforge.profile.child OP SHAPE DTYPE [--backward] [--facts FILE]``
 """
@@ -17,7 +17,7 @@ from opforge.errors import OpforgeError
 from opforge.profile import request as requests
 from opforge.profile.nvtx import nvtx
 
-# Of torch.cuda._sleep. One stands before each call, so that launches can be told apart.
+# Name of the kernel of torch.cuda._sleep. One before each call separates the launches of calls.
 MARKER = "spin_kernel"
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("shape")
     parser.add_argument("dtype")
     parser.add_argument("--backward", action="store_true")
-    parser.add_argument("--facts", type=Path, help="say there what was called")
+    parser.add_argument("--facts", type=Path, help="write the calls to this file")
     given = parser.parse_args()
     try:
         facts = _run(requests.resolve(given.op, given.shape, given.dtype, given.backward))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``opforge profile``."""
+"""The command ``opforge profile``, which says what limits a kernel."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ import typer
 
 def profile(
     op: Annotated[str, typer.Argument(metavar="OP", help="a built-in name or an op folder")],
-    shape: Annotated[str, typer.Option(help="the shape of the inputs")] = "8192x8192",
+    shape: Annotated[str, typer.Option(help="shape of the inputs")] = "8192x8192",
     dtype: Annotated[
-        str | None, typer.Option(help="their dtype (default: bfloat16, if the op takes it)")
+        str | None, typer.Option(help="dtype of the inputs (default: bfloat16 if the op takes it)")
     ] = None,
-    backward: Annotated[bool, typer.Option("--backward", help="the backward as well")] = False,
+    backward: Annotated[
+        bool, typer.Option("--backward", help="profile the backward as well")
+    ] = False,
     timeline: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="a timeline instead: its trace, or the nsys command"),
+        typer.Option(
+            metavar="FILE", help="record a timeline instead, or print the nsys command for it"
+        ),
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="write everything there")
+        Path | None, typer.Option("--json", metavar="FILE", help="write all results to this file")
     ] = None,
 ) -> None:
-    """Profile an op on a GPU and say in words what to try next.
+    """Say what limits an op's kernels on a GPU, and what to try next.
 
-    Uses Nsight Compute. Without a GPU or without it: what the compiled code and the simulator tell.
+    This needs a GPU and Nsight Compute. Without them, the facts come from the
+    compiled code and the simulator.
+
+    Example: opforge profile softmax --shape 4096x8192 --backward
     """
     import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which metrics Nsight Compute is asked for, and what they say about a kernel."""
+"""The metrics that Nsight Compute collects, and how they become facts about a kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opforge.profile.raw import Launch
 
 _SECTOR = 32  # bytes
 
-# Why a warp waits; the words are those of the report and of docs/profile.md.
+# Reasons why a warp waits, in the words of the report and of docs/profile.md.
 STALLS = {
     "long_scoreboard": "waiting for global or local memory",
     "short_scoreboard": "waiting for shared memory",
@@ -32,7 +32,7 @@ STALLS = {
     "not_selected": "ready, but another warp went first",
     "selected": "issuing",
 }
-WORKING = ("selected", "not_selected")  # no stalls: the multiprocessor has work
+WORKING = ("selected", "not_selected")  # not stalls: the multiprocessor has work
 
 _LIMITS = {
     "launch__occupancy_limit_registers": "registers",
@@ -67,13 +67,13 @@ def wanted(capability: tuple[int, int]) -> list[str]:
         names.append(f"l1tex__t_requests_pipe_lsu_mem_global_op_{way}.sum")
         names.append(f"l1tex__t_sectors_pipe_lsu_mem_global_op_{way}.sum")
         names.append(f"smsp__sass_average_data_bytes_per_sector_mem_global_op_{way}.pct")
-    # Only Hopper's warps wait for asynchronous matrix instructions under this name.
+    # Only Hopper has this stall reason, for asynchronous matrix instructions.
     reasons = [r for r in STALLS if r != "gmma" or capability[0] == 9]
     return [*names, *map(_stall, reasons)]
 
 
 def read(launch: Launch) -> Kernel:
-    """What the metrics of a launch say; what is missing there stays None here."""
+    """The facts from the metrics of a launch. Missing metrics give None."""
     get = launch.metrics.get
     return Kernel(
         name=short_name(launch.kernel),
@@ -113,7 +113,7 @@ def read(launch: Launch) -> Kernel:
 
 
 def short_name(signature: str) -> str:
-    """``void ns::f<float, 2>(Params<float>)`` is ``f``: the name as the source has it."""
+    """The name in the source: ``f`` for ``void ns::f<float, 2>(Params<float>)``."""
     text = re.sub(r"\(anonymous namespace\)|<unnamed>", "unnamed", signature)
     text = re.sub(r"operator\s*\(\)", "call", text)
     while (flat := re.sub(r"<[^<>]*>|\([^()]*\)", "", text)) != text:
@@ -134,7 +134,7 @@ def _stalls(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def _limit(metrics: dict[str, float]) -> str | None:
-    """What allows the fewest blocks on a multiprocessor; None if occupancy can be full."""
+    """What limits the blocks per multiprocessor most, or None if occupancy can be full."""
     possible = metrics.get("sm__maximum_warps_per_active_cycle_pct")
     limits = {words: metrics[name] for name, words in _LIMITS.items() if name in metrics}
     if not limits or (possible is not None and possible > 0.99):
@@ -149,7 +149,7 @@ def _access(metrics: dict[str, float], way: str) -> Access | None:
     if not requests or not sectors or used is None:
         return None
     each = sectors / requests
-    # Threads that read the same bytes use more of a sector than it has.
+    # Threads that read the same bytes can use more bytes than a sector has.
     return Access(each, max(1.0, each * min(used, 1.0)))
 
 

@@ -19,19 +19,21 @@ from opforge.profile import child, metrics, raw
 from opforge.profile.facts import Call
 from opforge.profile.request import Request
 
-_SECONDS = 580  # for the child: a kernel is replayed dozens of times, its memory restored each time
+_SECONDS = 580  # limit for the child, because each kernel is replayed dozens of times
 PERMISSION = (
     "Nsight Compute may not read the GPU's performance counters (ERR_NVGPUCTRPERM): the driver "
-    "keeps them for administrators. Run the command as root (sudo -E), or have NVIDIA's kernel "
-    "module loaded with NVreg_RestrictProfilingToAdminUsers=0 (an options line in "
-    "/etc/modprobe.d, then a restart); in a container, start it with --cap-add=SYS_ADMIN"
+    "allows it only for administrators. Run the command as root (sudo -E), or load NVIDIA's "
+    "kernel module with NVreg_RestrictProfilingToAdminUsers=0 (an options line in "
+    "/etc/modprobe.d, then a restart). Start a container with --cap-add=SYS_ADMIN"
 )
 
 
 def measure(request: Request, program: str) -> list[Call]:
-    """Every call of the request with what its kernels did, measured on the current GPU."""
+    """Measure all calls of a request on the current GPU."""
     try:
-        load.find(request.op, "cuda")  # built here, where the progress is seen, not in the child
+        load.find(
+            request.op, "cuda"
+        )  # built here and not in the child, so that progress is visible
     except (ToolchainError, KernelUnavailable) as error:
         raise ProfileError(f"{request.op.name} cannot run on the GPU: {error}") from None
     with tempfile.TemporaryDirectory(prefix="opforge-profile-") as folder:
@@ -53,8 +55,8 @@ def _command(program: str, request: Request, log: Path, facts: Path) -> list[str
     names = metrics.wanted(torch.cuda.get_device_capability())
     return [
         program,
-        # Clocks are as they are for everybody else: what is profiled is what runs. And a fixed
-        # clock may outlive a profiler that is killed.
+        # Clocks are not fixed, so that the profile matches normal runs. A fixed clock may also
+        # outlive a profiler that is killed.
         *("--clock-control", "none"),
         *("--profile-from-start", "off"),
         *("--csv", "--page", "raw", "--print-units", "base"),
@@ -65,7 +67,7 @@ def _command(program: str, request: Request, log: Path, facts: Path) -> list[str
 
 
 def check(printed: str, stderr: str, said: dict[str, Any]) -> None:
-    """Raise for what went wrong, whoever's fault it is: the op's, ncu's or the driver's."""
+    """Raise ProfileError for a fault of the op, of ncu or of the driver."""
     if "ERR_NVGPUCTRPERM" in printed + stderr:
         raise ProfileError(PERMISSION)
     if "error" in said:
@@ -80,7 +82,7 @@ def check(printed: str, stderr: str, said: dict[str, Any]) -> None:
 
 
 def sort(launches: list[raw.Launch], calls: list[dict[str, Any]]) -> list[Call]:
-    """The launches of each call: a marker stands before those of every call."""
+    """Assign launches to calls. A marker kernel comes before the launches of each call."""
     parts: list[list[raw.Launch]] = []
     for launch in launches:
         if child.MARKER in launch.kernel:

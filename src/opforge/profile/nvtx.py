@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``opforge.nvtx()``: names every call of an op in the timelines of Nsight Systems and PyTorch."""
+"""``opforge.nvtx()``: names the calls of ops in timelines of Nsight Systems and PyTorch."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _backward = Gradient.backward
 
 @contextlib.contextmanager
 def nvtx() -> Iterator[None]:
-    """Within this context each call of an op is a range ``opforge.<op>``, in every thread.
+    """A context in which each call of an op is a range ``opforge.<op>``, in all threads.
 
-    Its backward is ``opforge.<op>_backward``, also where the forward ran before. Ranges go to the
-    PyTorch profiler and, where torch has CUDA, to NVTX. Code under ``torch.compile`` has none.
+    The backward is ``opforge.<op>_backward``, even if the forward ran before the context. Ranges go
+    to the PyTorch profiler, and to NVTX if torch has CUDA. Code under ``torch.compile`` has none.
     """
-    # Both classes are changed while the context is active and at no other time, so that the hot
-    # path need not ask. Ops that are loaded meanwhile are of the same classes.
+    # Both classes are patched only while the context is active, so that the hot path needs no
+    # check. Ops that are loaded meanwhile use the same classes.
     global _depth
     with _lock:
         _depth += 1
@@ -48,7 +48,7 @@ def _replace(call: Callable[..., Any], backward: Callable[..., Any]) -> None:
 
 
 def _named(method: Callable[..., Any]) -> Callable[..., Any]:
-    """``method`` of something with a name, inside a range of that name."""
+    """Wrap ``method`` of an object with a name, so that it runs in a range of that name."""
 
     @functools.wraps(method)
     def inside(self: Any, *args: Any) -> Any:
@@ -62,7 +62,7 @@ def _named(method: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def _span(name: str) -> Iterator[None]:
-    # torch.profiler.record_function would be an operator in the graph of whoever traces this call.
+    # torch.profiler.record_function would become an operator in the graph when a call is traced.
     with torch._C._profiler._RecordFunctionFast(name):
         if torch.version.cuda is None:
             yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the raw page of Nsight Compute as CSV: names, units, then a row for each launch."""
+"""Parses the raw page of Nsight Compute, a CSV with names, units, and a row for each launch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from opforge.errors import ProfileError
 
 _FACTORS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-# "Mbyte", "byte/second", "usecond", and how newer versions write them: "Gbyte/s", "us", "ns".
+# Units such as "Mbyte", "byte/second", "usecond", or in newer versions "Gbyte/s", "us", "ns".
 _UNIT = re.compile(r"([numKMGT]?)(?:byte|second|s|hz|Hz|cycle|inst|sector)(?:/.*)?")
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A row: which kernel, how it was launched, and its metrics in base units."""
+    """A row: the kernel, its launch configuration, and its metrics in base units."""
 
     kernel: str
     grid: str
@@ -25,7 +25,7 @@ class Launch:
 
 
 def parse(text: str) -> list[Launch]:
-    """The launches in what ncu printed; its messages around the table are passed over."""
+    """The launches in the output of ncu. Messages around the table are skipped."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID",')), None)
     if start is None:
@@ -35,7 +35,7 @@ def parse(text: str) -> list[Launch]:
     if "Kernel Name" not in names:
         raise ProfileError(
             f"Nsight Compute printed a table without kernel names ({', '.join(names[:6])}…); "
-            "this version of it is not understood"
+            "opforge does not understand this version of it"
         )
     launches = []
     for row in rows[2:]:
@@ -55,12 +55,12 @@ def parse(text: str) -> list[Launch]:
 
 
 def _table(lines: list[str]) -> list[str]:
-    """The lines of the table: a message of ncu ("==PROF== …") may stand between them."""
+    """The lines of the table, without messages of ncu ("==PROF== …") between them."""
     return [line for line in lines if line.startswith('"')]
 
 
 def _dims(cell: str) -> str:
-    """``(64, 2, 1)`` is ``64x2``."""
+    """Convert ``(64, 2, 1)`` to ``64x2``."""
     sizes = [n.strip() for n in cell.strip("()").split(",")]
     while len(sizes) > 1 and sizes[-1] == "1":
         sizes.pop()
@@ -68,7 +68,7 @@ def _dims(cell: str) -> str:
 
 
 def _number(cell: str, unit: str) -> float | None:
-    """A value in bytes, seconds or whatever it counts; None if it is not available."""
+    """A value in base units, or None if it is not available."""
     try:
         value = float(cell.replace(",", ""))
     except ValueError:  # "n/a", "(!) n/a", an empty cell

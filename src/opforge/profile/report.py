@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A profile: measured with Nsight Compute where that is possible, else what is known without."""
+"""Makes a profile: measured with Nsight Compute if possible, or else from code and simulator."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from opforge.profile.request import Request, check_has_kernels
 
 @dataclass(frozen=True)
 class Profile:
-    """The facts of a request, where they come from, and what could not be told."""
+    """The facts for a request, their origin, and notes on what is missing."""
 
     title: str
-    origin: str  # one line: how this was found out
+    origin: str  # one line: how the facts were found
     calls: list[Call]
-    compiled: list[Kernel]  # kernels as compiled; only without a GPU
+    compiled: list[Kernel]  # compiled kernels; only without a GPU
     compiled_by: str
     notes: list[str]
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, advice and provenance included, for a file."""
+        """The profile as data for JSON, with advice and provenance."""
         return {
             **asdict(self),
             "calls": [{**asdict(c), "advice": advise(c)} for c in self.calls],
@@ -40,28 +40,28 @@ class Profile:
 
 
 def make(request: Request) -> Profile:
-    """Profile a request in the best way that this machine has."""
+    """Profile a request in the best way that this machine supports."""
     check_has_kernels(request.op)
     program, reason = tools.find("ncu"), why_no_gpu()
     if not reason and program is None:
-        reason = f"no Nsight Compute (ncu) is found; {tools.REMEDY['ncu']}"
+        reason = f"Nsight Compute (ncu) is not installed; {tools.REMEDY['ncu']}"
     if reason or program is None:
         return _unmeasured(request, reason)
-    gpu = f"Nsight Compute on {torch.cuda.get_device_name()}, clocks as they are, caches cold"
+    gpu = f"Nsight Compute on {torch.cuda.get_device_name()}, clocks not fixed, caches cold"
     return Profile(request.title, gpu, ncu.measure(request, program), [], "", [])
 
 
 def why_no_gpu() -> str:
-    """Why nothing can be measured here; "" if it can."""
+    """The reason why nothing can be measured here, or ""."""
     if torch.version.cuda is None:
-        return "this torch has no CUDA"
-    return "" if torch.cuda.is_available() else "no GPU is visible"
+        return "this build of torch has no CUDA"
+    return "" if torch.cuda.is_available() else "torch sees no GPU"
 
 
 def _unmeasured(request: Request, reason: str) -> Profile:
     known = unmeasured.look(request)
-    origin = f"not measured: {reason}. What is known without:"
-    compiled_by = f"compiled for {known.arch}, told by {known.source}" if known.kernels else ""
+    origin = f"not measured: {reason}. Facts from the compiled code and the simulator:"
+    compiled_by = f"compiled for {known.arch}, reported by {known.source}" if known.kernels else ""
     notes = [*known.notes]
     if any(c.verdict for c in known.calls):
         notes.append(unmeasured.LEGEND)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be profiled: an op at a shape in a dtype; and the calls that this amounts to."""
+"""A request to profile an op at a shape and dtype, and the calls that it makes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from opforge.op import Op, as_tuple
 from opforge.registration.arguments import check_arguments
 from opforge.truth.cases import as_leaves, differentiable
 
-_WARM_UP = 3  # calls; the first loads the kernel, all of them fill torch's memory pool
+_WARM_UP = 3  # calls; the first one loads the kernel, and all fill torch's memory pool
 
 
 @dataclass(frozen=True)
 class Request:
-    """One op, one shape, one dtype; forward alone or backward as well."""
+    """One op at one shape and dtype, forward only or with the backward."""
 
     op: Op
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class Request:
 
     @property
     def words(self) -> list[str]:
-        """The request as arguments of a child process."""
+        """The request as command-line arguments of the child process."""
         shape = "x".join(map(str, self.shape))
         words = [where(self.op), shape, str(self.dtype).removeprefix("torch.")]
         return [*words, "--backward"] if self.backward else words
@@ -48,15 +48,15 @@ class Request:
 
 @dataclass(frozen=True)
 class Run:
-    """A call that is profiled: a variant of the op's arguments, forward or backward."""
+    """A call to profile: a variant of the op's arguments, forward or backward."""
 
     what: str
-    model_bytes: int  # what it must move, by the record
+    model_bytes: int  # bytes it must move, from the record
     call: Callable[[], Any]
 
 
 def resolve(name: str, shape: str, dtype: str | None, backward: bool) -> Request:
-    """The request of a command line; raises for one that makes no sense."""
+    """Make the request of a command line. Raises for invalid options."""
     op = discover.find(name)
     found = shapes.parse(shape)
     if len(found) != 1:
@@ -67,16 +67,16 @@ def resolve(name: str, shape: str, dtype: str | None, backward: bool) -> Request
 
 
 def check_has_kernels(op: Op) -> None:
-    """Raise for an op without CUDA code: there is nothing to profile or to disassemble."""
+    """Raise ProfileError for an op without CUDA code."""
     if not has_sources(op, "cuda") and find_prebuilt(op, "cuda") is None:
         raise ProfileError(
             f"{op.name} has no CUDA code (*.cu) in {op.folder}, so there are no kernels to "
-            "profile; --timeline FILE shows what PyTorch does for it"
+            "profile; --timeline FILE shows what PyTorch runs for it"
         )
 
 
 def runs(request: Request, device: str) -> list[Run]:
-    """The calls of a request on a device, warmed up: every variant, forward, then backward."""
+    """The calls of a request on a device, warmed up: for each variant forward, then backward."""
     op = request.op
     found = []
     for variant, case in shapes.arguments(
@@ -102,7 +102,7 @@ def _forward(op: Op, case: tuple[Any, ...]) -> Callable[[], Any]:
 
 
 def _backward(op: Op, case: tuple[Any, ...]) -> Callable[[], Any]:
-    """Only the backward: its graph is made here and kept."""
+    """A function that runs only the backward. The graph is made once and kept."""
     leaves = as_leaves(case)
     outputs = [o for o in as_tuple(op(*leaves)) if o.requires_grad]
     if not outputs:
@@ -113,13 +113,13 @@ def _backward(op: Op, case: tuple[Any, ...]) -> Callable[[], Any]:
 
 
 def _dtype(op: Op, name: str | None) -> torch.dtype:
-    if name is None:  # what models are trained in
+    if name is None:  # the dtype in which models are trained
         return torch.bfloat16 if torch.bfloat16 in op.dtypes else op.dtypes[0]
     return dtype_of(op, name)
 
 
 def _try_on_meta(request: Request) -> None:
-    """Refuse a shape that the op does not take, before a profiler is started."""
+    """Raise for a shape that the op does not support, before a profiler is started."""
     op, text = request.op, request.words[1]
     try:
         make = DeviceMake(request.dtype, "meta")
@@ -129,6 +129,6 @@ def _try_on_meta(request: Request) -> None:
     except OpforgeError:
         raise
     except NotImplementedError:
-        pass  # the record looks at values, which there are none of here: the real call will tell
+        pass  # the record reads values, which meta tensors lack; the real call checks
     except (TypeError, ValueError, IndexError, RuntimeError) as error:
         raise ProfileError(f"{op.name} does not take the shape {text}: {error}") from None

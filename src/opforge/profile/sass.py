@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads what cuobjdump, nvdisasm and ptxas say of compiled kernels."""
+"""Parses what cuobjdump, nvdisasm and ptxas report about compiled kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from opforge.profile.facts import Kernel
 from opforge.profile.metrics import short_name
 
-# Of cuobjdump's listing, and of nvdisasm's.
+# Headings of functions in the listings of cuobjdump and nvdisasm.
 _FUNCTION = re.compile(r"^\s*Function : (\S+)|^\.text\.(\S+):")
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)\b")
 _USAGE = re.compile(r"^\s*Function (\S+):\s*\n\s*(REG:.*)$", re.MULTILINE)
@@ -22,18 +22,18 @@ _WIDTHS = {"U8": 1, "S8": 1, "U16": 2, "S16": 2, "64": 8, "128": 16, "256": 32}
 
 @dataclass
 class Code:
-    """One kernel as compiled; zero where nothing was said."""
+    """A compiled kernel. Facts that were not reported are zero."""
 
     name: str  # mangled
     registers: int = 0
     stack: int = 0  # bytes per thread: spilled registers and arrays indexed at run time
     shared: int = 0  # bytes per block, static
-    spills: int | None = None  # bytes of spill loads and stores; only ptxas tells
+    spills: int | None = None  # bytes of spill loads and stores; only ptxas reports them
     counts: Counter[str] = field(default_factory=Counter)  # instructions of interest
 
 
 def merge(codes: list[Code]) -> list[Kernel]:
-    """Kernels by their name in the source: the largest figures of a template's instances."""
+    """Kernels by their name in the source, with the largest figures of a template's instances."""
     by_name: dict[str, list[Code]] = {}
     for code in codes:
         by_name.setdefault(short_name(demangle(code.name)), []).append(code)
@@ -42,7 +42,7 @@ def merge(codes: list[Code]) -> list[Kernel]:
 
 def _largest(name: str, codes: list[Code]) -> Kernel:
     counts = sum((c.counts for c in codes), Counter[str]())
-    known = {key for c in codes for key in c.counts}  # a sum of counters drops zeros
+    known = {key for c in codes for key in c.counts}  # because a sum of counters drops zeros
     loads = [int(key.split()[-1]) for key in counts if key.startswith("load ")]
     return Kernel(
         name=name,
@@ -58,7 +58,7 @@ def _largest(name: str, codes: list[Code]) -> Kernel:
 
 
 def resources(text: str) -> dict[str, Code]:
-    """Kernels by name from ``cuobjdump --dump-resource-usage``."""
+    """Parse ``cuobjdump --dump-resource-usage``. Returns kernels by name."""
     found = {}
     for name, usage in _USAGE.findall(text):
         values = {k: int(v) for k, v in re.findall(r"([A-Z]+):(\d+)", usage)}
@@ -68,11 +68,11 @@ def resources(text: str) -> dict[str, Code]:
 
 
 def ptxas(text: str) -> dict[str, Code]:
-    """Kernels by name from ``nvcc -Xptxas -v``."""
+    """Parse ``nvcc -Xptxas -v``. Returns kernels by name."""
     found = {}
     for part in text.split("Compiling entry function '")[1:]:
         name = part.split("'")[0]
-        own = part.partition(f"Function properties for {name}")[2]  # not those of what it calls
+        own = part.partition(f"Function properties for {name}")[2]  # not of the functions it calls
         code = Code(name, registers=_first(r"Used (\d+) registers", part))
         code.shared = _first(r"(\d+) bytes smem", part)
         code.stack = _first(r"(\d+) bytes stack frame", own)
@@ -104,7 +104,7 @@ def count(text: str, codes: dict[str, Code]) -> bool:
 
 
 def _kind(opcode: str) -> str | None:
-    """What an instruction is counted as; None for most."""
+    """The kind under which an instruction is counted, or None, as for most."""
     name, *modifiers = opcode.split(".")
     if name in ("LDG", "STG", "LDGSTS"):
         width = next((_WIDTHS[m] for m in modifiers if m in _WIDTHS), 4)
@@ -120,7 +120,7 @@ def _kind(opcode: str) -> str | None:
 
 @functools.cache
 def demangle(name: str) -> str:
-    """The C++ name behind a symbol; itself where it is none, or where nothing can tell."""
+    """The C++ name of a symbol, or the symbol itself if it cannot be demangled."""
     try:
         library = ctypes.CDLL("libstdc++.so.6")  # torch needs it, so it is loaded already
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A profile on the terminal."""
+"""Prints a profile on a terminal."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNKNOWN = "n/a"
 
 
 def on_console(profile: Profile, out: Console) -> None:
-    """Facts first, then what to try."""
+    """Print the facts, then the advice."""
     say(out, f"{profile.title}: {profile.origin}")
     if profile.compiled:
         say(out, f"\nkernels as {profile.compiled_by}:")
@@ -56,7 +56,7 @@ def _call(call: Call) -> Iterator[str]:
 
 
 def measured(k: Kernel) -> Iterator[str]:
-    """The facts of one launch, a line for each kind."""
+    """The facts of a launch, one line for each kind."""
     time = _UNKNOWN if k.seconds is None else seconds(k.seconds)
     rate = _UNKNOWN if k.bandwidth is None else f"{size(k.bandwidth)}/s"
     yield f"time        {time}; memory {rate}, {_share(k.dram_share)} of the peak"
@@ -84,7 +84,7 @@ def _stalls(k: Kernel) -> str:
 def _accesses(k: Kernel) -> str:
     conflicts = "" if k.bank_conflicts is None else f"; bank conflicts {percent(k.bank_conflicts)}"
     return (
-        f"sectors per request, in brackets the ideal: loads {_access(k.loads)}, "
+        f"sectors per request (ideal in brackets): loads {_access(k.loads)}, "
         f"stores {_access(k.stores)}{conflicts}"
     )
 
@@ -106,7 +106,7 @@ def _share(share: float | None) -> str:
 
 
 def compiled(k: Kernel) -> Iterator[str]:
-    """What the compiler made of a kernel: of a template's instances the largest figures."""
+    """The facts of a compiled kernel, with the largest figures of a template's instances."""
     instances = "" if k.instances == 1 else f" ({k.instances} instances)"
     spilled = _UNKNOWN if k.spill_bytes is None else f"{k.spill_bytes} B"
     yield f"  {k.name}{instances}"
@@ -123,7 +123,7 @@ def compiled(k: Kernel) -> Iterator[str]:
 
 
 def _widths(k: Kernel, kind: str) -> str:
-    """How many loads or stores of each width: ``16 B: 7, 2 B: 2``."""
+    """The numbers of loads or stores of each width: ``16 B: 7, 2 B: 2``."""
     found = {int(n.split()[-1]): v for n, v in k.instructions.items() if n.startswith(f"{kind} ")}
     return (
         ", ".join(f"{width} B: {found[width]}" for width in sorted(found, reverse=True))

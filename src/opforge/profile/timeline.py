@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A timeline of an op: the command for Nsight Systems, or PyTorch's own trace in a file."""
+"""Timelines of an op: the command for Nsight Systems, or a trace file of PyTorch's profiler."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from opforge.profile import child, request
 from opforge.profile.nvtx import nvtx
 from opforge.profile.report import why_no_gpu
 
-_CALLS = 5  # of each, to see how they follow each other
+_CALLS = 5  # calls of each kind, to see how they follow each other
 
 
 def timeline(wanted: request.Request, file: Path) -> str:
-    """Make it, or say how; returns what to tell the user."""
+    """Write a trace, or say how to make a timeline. Returns the text for the user."""
     gpu = not why_no_gpu()
     program = tools.find("nsys") if gpu else None
     if program is not None:
         return "for a timeline in Nsight Systems, run:\n" + command(program, wanted, file)
     if not file.parent.is_dir():
-        raise ProfileError(f"{file.parent} is no folder; --timeline writes a file into one")
+        raise ProfileError(f"{file.parent} is not a folder; --timeline writes a file into it")
     trace(wanted, "cuda" if gpu else "cpu", file)
     return f"{file}: open it at https://ui.perfetto.dev or in chrome://tracing"
 
 
 def command(program: str, wanted: request.Request, file: Path) -> str:
-    """What a user types to have Nsight Systems trace the op."""
+    """The command that traces the op with Nsight Systems."""
     words = [
         program,
         "profile",
         *("--trace", "cuda,nvtx"),
-        *("--capture-range", "cudaProfilerApi"),  # not the imports and the warm-up
+        *("--capture-range", "cudaProfilerApi"),  # without the imports and the warm-up
         *("-o", str(file)),
         *(sys.executable, "-m", child.__name__, *wanted.words),
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be known of an op without a GPU: the compiled code, and the simulator's counts."""
+"""Facts about an op without a GPU: the compiled code and the simulator's counts."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from opforge.truth.cases import as_leaves
 
 _MOST = 1 << 20  # elements to simulate
 LEGEND = (
-    "Simulated: bytes are distinct 32-byte sectors of each launch, sectors are counted per request "
-    "of a warp. A model of traffic, not of time."
+    "Simulated: bytes are the distinct 32-byte sectors of each launch; sectors are counted per "
+    "request of a warp. This is a model of the memory traffic, not of the time."
 )
 
 
 @dataclass(frozen=True)
 class Known:
-    """The kernels as compiled, the calls as simulated, and what could not be told."""
+    """The compiled kernels, the simulated calls, and notes on what is missing."""
 
     kernels: list[Kernel]
     calls: list[Call]
@@ -40,7 +40,7 @@ class Known:
 
 
 def look(request: Request) -> Known:
-    """Both halves; one that is not to be had is a note that says why. Faulty code is an error."""
+    """Collect both. If one is not available, a note says why. A fault in the code is an error."""
     op, notes = request.op, []
     kernels, arch, source = [], "", ""
     try:
@@ -48,7 +48,7 @@ def look(request: Request) -> Known:
         kernels, arch, source = sass.merge(code.of(request.dtype)), code.arch, code.source
         notes += [code.missing] if code.missing else []
     except (ToolchainError, KernelUnavailable) as error:
-        notes.append(f"the compiled code is not known: {error}")
+        notes.append(f"the compiled code could not be inspected: {error}")
     calls = []
     try:
         calls = simulate(request, kernels)
@@ -61,17 +61,17 @@ def look(request: Request) -> Known:
         RecordError,
         shapes.ShapeError,
     ) as error:
-        notes.append(f"the memory traffic is not known: {error}")
-    # Without a simulated call the compiled kernels are judged by themselves, the widest loads
-    # first: a slow path for odd tensors beside a fast one is no fault.
+        notes.append(f"the memory traffic could not be simulated: {error}")
+    # Without a simulated call, the advice is about the compiled kernels, those with the widest
+    # loads first. A slow path for odd tensors next to a fast one is fine.
     widest = sorted(kernels, key=lambda k: -(k.load_width or 0))
     return Known(kernels, calls or [Call("as compiled", None, widest)], notes, arch, source)
 
 
 def simulate(request: Request, kernels: list[Kernel]) -> list[Call]:
-    """The calls of the request, each kernel with what its code is known for.
+    """The simulated calls of the request, with facts of the compiled code in each kernel.
 
-    The first dims are cut so that it takes a second: counts per request do not depend on them.
+    The first dims are cut so that it takes a second. Counts per request do not depend on them.
     """
     op = request.op
     runtime.build([op], simulation.TARGETS["race"])
@@ -90,7 +90,7 @@ def simulate(request: Request, kernels: list[Kernel]) -> list[Call]:
 
 
 def cut(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """A shape with fewer elements, its last dims as they were for as long as possible."""
+    """A shape with fewer elements. It keeps its last dims as far as possible."""
     sizes = list(shape)
     for i in range(len(sizes)):
         while math.prod(sizes) > _MOST and sizes[i] > 1:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One page of HTML from results of ``opforge bench`` and reports of ``opforge check``."""
+"""``opforge report``: makes an HTML page from results of ``opforge bench`` and ``check``."""

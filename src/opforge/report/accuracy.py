@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far from the truth: errors in ulps, ours beside everybody's."""
+"""The section about accuracy: errors in ulps of all implementations."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SIDE = 300.0
 
 
 def section(results: Results, reports: list[Report], styles: dict[str, int]) -> Html:
-    """From the rows of benchmarks, then from checks."""
+    """Make the section from benchmark rows, then from checks."""
     parts = [_measured(results, styles), _checked(reports)]
     if not any(parts):
         return Html("")
     text = (
-        "Distance from the result in float64, in units of the last place (ulp) of the dtype: the "
-        "largest of all elements, and the root of the mean square (rms). ▲ marks ours where it is "
-        "larger than eager PyTorch's."
+        "The distance from the float64 result, in units of the last place (ulp) of the dtype: the "
+        "largest over all elements, and the root mean square (rms). ▲ marks errors of opforge that "
+        "are larger than eager PyTorch's."
     )
     return join([tag("p", text), *parts])
 
@@ -61,7 +61,7 @@ def _measured(results: Results, styles: dict[str, int]) -> Html:
 
 
 def _figures(rows: list[Row], names: list[str]) -> list[Html]:
-    """Two cells for each implementation: the largest of its rows."""
+    """Two cells for each implementation, with the largest errors of its rows."""
     cells = []
     for name in names:
         for what in ("ulp_max", "ulp_rms"):
@@ -82,7 +82,7 @@ def _largest(rows: list[Row], name: str, what: str) -> float | None:
 
 
 def _scatter(results: Results) -> Html:
-    """Ours against eager's, workload by workload, with the line where they are equal."""
+    """The error of opforge against eager's, workload by workload, with the line of equal errors."""
     pairs = []
     for found in results.workloads().values():
         if OURS in found and EAGER in found:
@@ -98,30 +98,32 @@ def _scatter(results: Results) -> Html:
     y = svg.Scale(both.low, both.high, 30.0 + _SIDE, 30.0, log=True)
     dtypes = {d: i for i, d in enumerate(dict.fromkeys(r.dtype for r, _, _ in pairs))}
     parts = [
-        svg.axes(x, y, "eager, rms ulp", "ours, rms ulp"),
+        svg.axes(x, y, "eager, rms ulp", "opforge, rms ulp"),
         svg.path([(x.start, y.start), (x.end, y.end)], "roof dashed"),
-        svg.text(x.end - 8, y.start - 10, "ours is nearer the truth", "e roofname"),
-        svg.text(x.start + 8, y.end + 18, "eager is nearer", "roofname"),
+        svg.text(x.end - 8, y.start - 10, "opforge is more accurate", "e roofname"),
+        svg.text(x.start + 8, y.end + 18, "eager is more accurate", "roofname"),
     ]
     for dtype, style in dtypes.items():
         points = [
             (
                 x(max(eager, both.low)),
                 y(max(ours, both.low)),
-                f"{row.title}, {row.size}: ours {number(ours)}, eager {number(eager)}",
+                f"{row.title}, {row.size}: opforge {number(ours)}, eager {number(eager)}",
             )
             for row, ours, eager in pairs
             if row.dtype == dtype
         ]
         parts.append(svg.markers(style, points))
     about = f"{len(pairs)} workloads; the same figures are in the table below"
-    plot = svg.figure(svg.NARROW - 40, _SIDE + 74, "Error of ours against eager's", about, *parts)
+    plot = svg.figure(
+        svg.NARROW - 40, _SIDE + 74, "Error of opforge against eager's", about, *parts
+    )
     caption = "Each point is a workload. An error of 0 is drawn at the edge."
     return tag("figure", svg.legend(dtypes), plot, tag("figcaption", caption), class_="one")
 
 
 def _checked(reports: list[Report]) -> Html:
-    """The errors that the rows of checks met."""
+    """The errors that rows of the check have measured."""
     lines, plain = [], []
     for op, result in ((o.op, r) for report in reports for o in report.ops for r in o.results):
         for what, e in result.errors.items():
@@ -141,7 +143,7 @@ def _checked(reports: list[Report]) -> Html:
             tag("h3", "In the checks"),
             tag(
                 "p",
-                "In plain calls. A row fails where an error is beyond what the check allows.",
+                "In plain calls. A row fails if an error is larger than the check allows.",
             ),
             table(heads, plain, numbers_from=5, label="Errors in plain calls", sortable=True),
             details(

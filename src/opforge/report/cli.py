@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``opforge report``."""
+"""The command ``opforge report``, which makes an HTML page from results."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ def report(
         typer.Argument(
             metavar="RESULTS",
             help="files or folders of `opforge bench --json` and `opforge check --json`; "
-            "benchmarks/results if none",
+            "default: benchmarks/results",
         ),
     ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="the page to write")
     ] = Path("report.html"),
-    title: Annotated[str, typer.Option(help="what the page is called")] = "opforge report",
+    title: Annotated[str, typer.Option(help="title of the page")] = "opforge report",
 ) -> None:
-    """Make one page of HTML from results: plots, tables, losses and failures included."""
+    """Make one HTML page from results: plots, tables, losses and failures.
+
+    Example: opforge report results.json -o report.html
+    """
     from opforge.report.load import load
     from opforge.report.markup import count
     from opforge.report.page import page

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results and reports from files and folders, told apart by what is in them."""
+"""Loads benchmark results and check reports from files and folders."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _HOW = (
 
 
 def load(paths: Sequence[Path]) -> tuple[Results, list[Report]]:
-    """What is in the files, or in benchmarks/results if none are named.
+    """Load the given files, or benchmarks/results by default.
 
-    Where two have the same row the later file counts; of checks, the later check.
+    If two files have the same row, the later file counts. For checks, the later check counts.
     """
     if not paths and not USUAL.is_dir():
         raise OpforgeError(f"there are no results: no folder {USUAL} here; {_HOW}")
@@ -38,7 +38,7 @@ def load(paths: Sequence[Path]) -> tuple[Results, list[Report]]:
 
 
 def machine(run: dict[str, Any]) -> str:
-    """What a run was measured on: the GPU, or the CPU where there was none."""
+    """The GPU or CPU on which a run was measured."""
     for key in ("gpu", "cpu"):
         name = run.get(key)
         if name and name != "none":
@@ -51,13 +51,13 @@ def _files(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         files = sorted(path.rglob("*.json")) if path.is_dir() else [path]
         if not files:
-            raise ResultsError(f"{path} has no results in it (*.json); {_HOW}")
+            raise ResultsError(f"{path} has no results (*.json); {_HOW}")
         found.update({file.resolve(): file for file in files})
     return list(found.values())
 
 
 def _content(file: Path) -> Any:
-    """None where it cannot be read: then the reader of results says why."""
+    """The JSON of a file, or None if it cannot be parsed. The results reader then says why."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -69,24 +69,24 @@ def _report(file: Path, data: dict[str, Any]) -> Report:
         report = from_json(data)
         texts = [o.op for o in report.ops] + [r.text for o in report.ops for r in o.results]
         if not all(isinstance(t, str) for t in texts) or not isinstance(report.facts, dict):
-            raise TypeError("not text where text should be")
+            raise TypeError("a field that must be text is not")
         for result in (r for o in report.ops for r in o.results):
             for errors in result.errors.values():
                 if not all(is_number(e) for e in errors.values()):
-                    raise TypeError(f"an error of {result.row} is no number")
+                    raise TypeError(f"an error of {result.row} is not a number")
     except (KeyError, TypeError, AttributeError) as error:
         raise ResultsError(
-            f"{file} looks like a report of `opforge check --json` but is damaged or of another "
-            f"opforge ({type(error).__name__}: {error}); check again"
+            f"{file} looks like a report of `opforge check --json` but is damaged or from another "
+            f"version ({type(error).__name__}: {error}); run the check again"
         ) from None
     return report
 
 
 def _must_be_one_machine(results: Results) -> None:
-    """Times of two machines side by side would be read as a contest between implementations."""
+    """Raise if results come from several machines, whose times cannot be compared."""
     found = sorted({machine(run) for run in results.runs.values()})
     if len(found) > 1:
         raise OpforgeError(
-            f"the results are of several machines ({', '.join(found)}), whose times must not stand "
-            f"side by side: make a page of each, such as `opforge report {USUAL}/<gpu>`"
+            f"the results come from several machines ({', '.join(found)}), whose times cannot be "
+            f"compared; make one page for each, as in `opforge report {USUAL}/<gpu>`"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""HTML and SVG as text. What is not :class:`Html` yet is escaped on its way in."""
+"""Builds HTML and SVG. Values that are not :class:`Html` are escaped."""
 
 from __future__ import annotations
 
@@ -7,30 +7,36 @@ import html
 import math
 from collections.abc import Iterable, Sequence
 
-_UNCLOSED = {"td", "th", "tr", "li"}  # HTML ends them by itself, and a page has very many
-_EMPTY = {"rect", "circle", "line", "path", "polyline"}  # of SVG; a child makes them ordinary
+_UNCLOSED = {"td", "th", "tr", "li"}  # HTML closes them implicitly, and a page has many
+_EMPTY = {
+    "rect",
+    "circle",
+    "line",
+    "path",
+    "polyline",
+}  # SVG elements without an end tag, unless they have children
 
 
 class Html(str):
-    """Markup that is finished."""
+    """Finished markup, which is not escaped again."""
 
     __slots__ = ()
 
 
 def escape(value: object) -> Html:
-    """Anything as text for a page; markup stays what it is."""
+    """Escape a value for a page. Markup is returned unchanged."""
     return value if isinstance(value, Html) else Html(html.escape(str(value), quote=True))
 
 
 def join(parts: Iterable[object], between: str = "") -> Html:
-    """Parts one after the other."""
+    """Join parts, which are escaped if necessary."""
     return Html(escape(between).join(map(escape, parts)))
 
 
 def tag(name: str, *children: object, **attributes: object) -> Html:
-    """An element; ``aria_label`` stands for ``aria-label``, ``class_`` for ``class``.
+    """Make an element. ``aria_label`` means ``aria-label``, and ``class_`` means ``class``.
 
-    An attribute that is None or False is left out.
+    Attributes that are None or False are left out.
     """
     words = [name]
     for key, value in attributes.items():
@@ -54,13 +60,14 @@ def table(
     label: str = "",
     sortable: bool = False,
 ) -> Html:
-    """A table in a box that it can be scrolled in.
+    """Make a table inside a scrollable box.
 
     Args:
-        numbers_from: the first column (from 1) of numbers: it and those after it are set right.
-        words_last: the last column is of words all the same.
-        label: what it is, for those who do not see it.
-        sortable: the script of the page may sort and filter it.
+        numbers_from: the first column of numbers, counted from 1. It and later ones are aligned
+            right.
+        words_last: the last column has words even so.
+        label: a description for screen readers.
+        sortable: the script of the page can sort and filter it.
     """
     kinds = [f"r{numbers_from}" if numbers_from else "", "w" if words_last else ""]
     kinds.append("sortable" if sortable else "")
@@ -71,22 +78,22 @@ def table(
 
 
 def _cell(value: object) -> Html:
-    """A cell made by :func:`tag` as it is; other things in one of their own."""
+    """A cell. If the value is a cell made by :func:`tag`, it is returned unchanged."""
     return value if isinstance(value, Html) and value.startswith("<td") else tag("td", value)
 
 
 def details(summary: object, *content: object, open_: bool = False, class_: str = "") -> Html:
-    """Something long behind a line that says what it is."""
+    """A collapsible section with a summary line."""
     return tag("details", tag("summary", summary), *content, open=open_, class_=class_ or None)
 
 
 def coordinate(value: float) -> str:
-    """A length for SVG: a tenth of a pixel is finer than any screen."""
+    """A length for SVG, rounded to a tenth of a pixel."""
     return f"{value:.1f}".removesuffix(".0")
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """``34.23``, ``1204``, ``0.0125``; nothing where it is unknown."""
+    """Format a number: ``34.23``, ``1204``, ``0.0125``, or "" for None."""
     if value is None:
         return ""
     if math.isnan(value) or math.isinf(value):
@@ -100,23 +107,23 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def ratio(value: float) -> str:
-    """``0.996×``: a small loss is not rounded away."""
+    """Format a ratio: ``0.996×``. Small losses stay visible."""
     return f"{value:.3f}×" if value < 10 else f"{number(value, 3)}×"
 
 
 def count(many: int, what: str) -> str:
-    """``1 row``, ``2 rows``."""
+    """Format a count: ``1 row``, ``2 rows``."""
     return f"{many} {what}" if many == 1 else f"{many} {what}s"
 
 
 def percent(value: float | None) -> str:
-    """``98.4%``."""
+    """Format a share: ``98.4%``."""
     if value is None or not math.isfinite(value):
         return number(value)
     return f"{100 * value:.1f}%"
 
 
 def span_of(values: Sequence[float]) -> str:
-    """``93.1% – 104.5%``, or the one value there is."""
+    """Format a range of shares: ``93.1% – 104.5%``, or one value."""
     low, high = percent(min(values)), percent(max(values))
     return low if low == high else f"{low} – {high}"

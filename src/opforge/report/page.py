@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole page: everything is in it, and all of it can be read without its script."""
+"""Assembles the page. It needs no other files, and is readable without its script."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _HERE = Path(__file__).parent
 
 
 def page(results: Results, reports: list[Report], title: str) -> str:
-    """A page of HTML that needs nothing beside it.
+    """Make an HTML page without external files.
 
     Args:
         results: of ``opforge bench``, from one machine.
-        reports: of ``opforge check``; where two have the same op, row and place, the later counts.
-        title: of the page.
+        reports: of ``opforge check``. If two have the same op, row and place, the later counts.
+        title: title of the page.
     """
     styles = series.styles(results)
     sections = {
@@ -58,12 +58,12 @@ def _anchor(name: str) -> str:
 
 
 def own(name: str) -> str:
-    """A file of ours, without the line of its license: the page is its reader's."""
+    """The content of a file of this package, without its license line."""
     return (_HERE / name).read_text(encoding="utf-8").partition("\n")[2]
 
 
 def _summary(results: Results, reports: list[Report]) -> Html:
-    """What is on the page, and what is wrong, in a sentence or two."""
+    """A sentence or two about the contents of the page and the failures."""
     words = []
     if results.rows:
         ops = len({r.op for r in results.rows})
@@ -80,5 +80,5 @@ def _summary(results: Results, reports: list[Report]) -> Html:
         rest = f", {counts[NOT_RUN]} not run."
         words.append(join([f"Checks: {counts[PASSED]} passed, ", bad, rest]))
     return tag(
-        "p", *(words or ["There is nothing to show: no measurements, no checks."]), class_="lead"
+        "p", *(words or ["There is nothing to show: no measurements and no checks."]), class_="lead"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The roofline: what rate each forward reaches, under what was measured to be possible."""
+"""The roofline plot: the rate of each forward, below the measured ceilings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from opforge.report.markup import Html, join, number, tag
 from opforge.report.series import believed, grouped
 
 _WIDTH, _LEFT, _RIGHT, _PLOT = 680.0, 62.0, 668.0, 330.0
-_LETTER, _LANE = 9.6, 20.0  # of the names above, at the size they have on a phone
+_LETTER, _LANE = 9.6, 20.0  # size of the names above the plot, as on a phone
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Roof:
 
 
 def slopes(rows: list[Row]) -> list[Roof]:
-    """The best bandwidth of copying, and of reading where that was measured."""
+    """The best measured bandwidth of copying, and of reading if that was measured."""
     found = []
     for name in ("copy", "read"):
         rates = [(r.bytes / us / 1e3, r) for r in rows if (us := r.ceilings.get(name))]
@@ -35,7 +35,7 @@ def slopes(rows: list[Row]) -> list[Roof]:
 
 
 def flats(rows: list[Row]) -> list[Roof]:
-    """The best rate of a library's product in each dtype, of rows that have it as their ceiling."""
+    """For each dtype, the best rate of the library's matrix product as a ceiling."""
     best: dict[str, Roof] = {}
     for row in rows:
         us = row.ceiling_us
@@ -48,7 +48,7 @@ def flats(rows: list[Row]) -> list[Roof]:
 
 
 def section(results: Results, styles: dict[str, int]) -> Html:
-    """The plot, and where its roofs come from; nothing without operations to count."""
+    """Make the plot and the list of its roofs. Empty if no operations are counted."""
     forward = [r for r in results.rows if r.direction == "forward" and r.bytes > 0]
     points = [r for r in forward if believed(r) and r.operations > 0]
     if not points:
@@ -57,8 +57,8 @@ def section(results: Results, styles: dict[str, int]) -> Html:
     rising, level = slopes(forward), flats(forward)
     sources = [_source(roof, "GB/s") for roof in rising] + [_source(r, "TFLOP/s") for r in level]
     text = (
-        "Operations per byte that must be moved, against operations per second: every forward pass "
-        "whose operations are counted. "
+        "Operations per byte that must be moved, against operations per second, for every forward "
+        "pass whose operations are counted. "
         + ("Lines are measured ceilings. " if sources else "No ceiling was measured. ")
         + "Other passes and exact figures are in the tables."
     )
@@ -94,7 +94,7 @@ def _plot(points: list[Row], rising: list[Roof], level: list[Roof], styles: dict
     y = svg.log_scale(heights, top + _PLOT, top, least=10)
     parts = [svg.axes(x, y, "operations per byte", unit)]
     tops: dict[tuple[str, int], float] = {}
-    for row in points:  # the highest point of each name: its leader ends there
+    for row in points:  # find the highest point of each name, where its line ends
         at = _column(row, x)
         tops[row.op, at] = min(tops.get((row.op, at), y.start), y(_rate(row) * factor))
     for (op, at), (place, anchor, lane) in names.items():
@@ -104,7 +104,7 @@ def _plot(points: list[Row], rising: list[Roof], level: list[Roof], styles: dict
         parts.append(svg.text(place + shift, height + 4, op, f"{anchor} name".strip()))
     parts += _roofs(x, y, rising, level, factor)
     by_name = grouped(points, lambda r: r.implementation)
-    for name in sorted(by_name, key=lambda n: -styles[n]):  # ours last, on top
+    for name in sorted(by_name, key=lambda n: -styles[n]):  # opforge last, on top
         places = []
         for row in by_name[name]:
             rate = _rate(row) * factor
@@ -128,7 +128,7 @@ def _roofs(
         kind = "roof" if slope.name == "copy" else "roof dashed"
         ends = [(x(first), y(per_byte * first)), (x(last), y(per_byte * last))]
         parts.append(svg.path(ends, kind))
-        # named in the corner above all roofs, where no point can be
+        # the name is in the corner above all roofs, where there are no points
         height = y.end + 16 + 20 * place
         parts.append(svg.line(x.start + 10, height, x.start + 38, height, kind))
         words = f"{slope.name} {number(slope.rate, 3)} GB/s"
@@ -146,9 +146,9 @@ def _roofs(
 def _names(
     points: list[Row], x: svg.Scale
 ) -> tuple[dict[tuple[str, int], tuple[float, str, int]], int]:
-    """Where the names of ops stand, above the plot, in lanes so that none covers another."""
+    """The positions of the names of ops above the plot, in lanes so that they do not overlap."""
     wanted = {(r.op, _column(r, x)): x(_intensity(r)) for r in points}
-    if len(wanted) > 24:  # too many to read: each op once, where it is most intense
+    if len(wanted) > 24:  # too many to read: show each op once, at its highest intensity
         last = {op: column for op, column in sorted(wanted)}
         wanted = {pair: wanted[pair] for pair in last.items()}
     found: dict[tuple[str, int], tuple[float, str, int]] = {}
@@ -169,7 +169,7 @@ def _names(
 
 
 def _column(row: Row, x: svg.Scale) -> int:
-    """Points within four pixels share a name."""
+    """The column of a point. Points within four pixels share a name."""
     return round(x(_intensity(row)) / 4)
 
 

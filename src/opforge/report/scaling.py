@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time and share of the ceiling as one size grows."""
+"""The section about scaling: time and share of the ceiling as one size grows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from opforge.report import svg
 from opforge.report.markup import Html, details, join, number, tag
 from opforge.report.series import believed, grouped, share
 
-_LEAST = 4  # sizes that make a curve
+_LEAST = 4  # fewest sizes for a curve
 _TOP, _BOTTOM = 30.0, 230.0
 
 
@@ -21,16 +21,16 @@ class Sweep:
     title: str
     dtype: str
     dim: int
-    shape: str  # with an n in that dim
+    shape: str  # as text, with n in that dim
     rows: list[Row]
 
     def size(self, row: Row) -> int:
-        """The n of a row."""
+        """The value of n for a row."""
         return row.shape[self.dim]
 
 
 def sweeps(results: Results) -> list[Sweep]:
-    """Every dim of every op that has at least four sizes, the others being equal."""
+    """All dims with at least four sizes while the other dims are equal."""
     found = []
     rows = [r for r in results.rows if believed(r)]
     for (title, dtype), same in grouped(rows, lambda r: (r.title, r.dtype)).items():
@@ -50,20 +50,21 @@ def _others(shape: tuple[int, ...], dim: int) -> tuple[int | None, ...]:
 
 
 def section(results: Results, styles: dict[str, int]) -> Html:
-    """Two plots for each sweep."""
+    """Make the section, with two plots for each sweep."""
     found = sweeps(results)
     if not found:
         return Html("")
     names = {r.implementation for s in found for r in s.rows}
     parts = [
         tag(
-            "p", "Where at least four sizes differ in one dim only. The dashed line is the ceiling."
+            "p",
+            "Ops with at least four sizes that differ in one dim. The dashed line is the ceiling.",
         ),
         svg.legend({n: s for n, s in styles.items() if n in names}),
     ]
     for title, members in grouped(found, lambda s: s.title).items():
         plots = [p for sweep in members for p in _plots(sweep, styles)]
-        shown = len(found) <= 6 or len(parts) == 2  # the first in any case, to show what it is
+        shown = len(found) <= 6 or len(parts) == 2  # the first is always open, as an example
         parts.append(details(tag("b", title), tag("div", *plots, class_="plots"), open_=shown))
     return join(parts)
 
@@ -98,13 +99,13 @@ def _curves(
     values: dict[Key, float],
     ceilings: dict[int, float],
 ) -> Html:
-    """A line with markers for each implementation, and the ceiling."""
+    """Draw a line with markers for each implementation, and the ceiling."""
     x = svg.log_scale([sweep.size(r) for r in sweep.rows], 52.0, svg.NARROW - 10)
     parts = [svg.axes(x, y, "n", unit)]
     parts.append(svg.path([(x(n), y(v)) for n, v in sorted(ceilings.items())], "roof dashed"))
     rows = sorted((r for r in sweep.rows if r.key in values), key=sweep.size)
     by_name = grouped(rows, lambda r: r.implementation)
-    for name in sorted(by_name, key=lambda n: -styles[n]):  # ours last, on top
+    for name in sorted(by_name, key=lambda n: -styles[n]):  # opforge last, on top
         places = [(x(sweep.size(r)), y(values[r.key])) for r in by_name[name]]
         parts.append(svg.path(places, f"curve {svg.colour(styles[name])}"))
         words = [f"n = {sweep.size(r)}: {number(values[r.key])} {unit}" for r in by_name[name]]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reliability: every row of ``opforge check`` against every op, failures first."""
+"""The section about reliability: all rows of ``opforge check`` for all ops, failures first."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ Found = dict[tuple[str, str, str], Result]  # op, row, place
 
 
 def merged(reports: list[Report]) -> Found:
-    """Every result once: a later report takes the place of an earlier one."""
+    """Each result once. Later reports replace earlier ones."""
     return {(o.op, r.row, r.place): r for report in reports for o in report.ops for r in o.results}
 
 
 def section(reports: list[Report]) -> Html:
-    """Counts, failures in full, the board, and why rows were not run."""
+    """Make the section: counts, failures, the table of rows, and why rows were not run."""
     found = merged(reports)
     impossible = [o for report in reports for o in report.ops if o.impossible]
     if not found and not impossible:
         return Html("")
     text = (
-        ": c the CPU kernel, s the simulator, g a GPU; ✓ passed, ✗ failed, – not run, · without "
-        "meaning for the op."
+        ". c: CPU kernel, s: simulator, g: GPU. ✓ passed, ✗ failed, – not run, · does not apply to "
+        "the op."
     )
     lead = tag("p", "Rows of ", tag("code", "opforge check"), text)
     parts: list[object] = [lead, _counts(found)]
@@ -74,11 +74,11 @@ def _failure(op: str, result: Result) -> Html:
     reasons = {r.name: r.reason for r in all_rows()}
     place = PLACE_WORDS.get(result.place, result.place)
     line = tag("b", f"✗ {op}, {result.row}, {place}", class_="bad")
-    cause = f"By all appearances through the fault of {result.cause}." if result.cause else ""
+    cause = f"Probably because of the same fault as {result.cause}." if result.cause else ""
     parts = [tag("p", words) for words in (reasons.get(result.row, ""), cause) if words]
     parts.append(tag("pre", result.text))
     if result.script:
-        parts.append(details("A program that shows it again", tag("pre", result.script)))
+        parts.append(details("A program that reproduces it", tag("pre", result.script)))
     return details(line, *parts, open_=not result.cause)
 
 
@@ -88,7 +88,7 @@ def _board(found: Found) -> Html:
     known = {r.name: r for r in all_rows() if r.name in there}
     places = _places(found)
     lines: list[list[object]] = []
-    for name in [*known, *sorted(there - set(known))]:  # also rows that this opforge has no more
+    for name in [*known, *sorted(there - set(known))]:  # also rows that no longer exist
         row = known.get(name)
         number = f"{row.number or ''}{'★' if row.star else ''}" if row else ""
         cells = [
@@ -96,7 +96,7 @@ def _board(found: Found) -> Html:
             for op in ops
         ]
         lines.append([number, name, *cells, row.reason if row else ""])
-    heads = ["", "row", *ops, "why it is checked"]
+    heads = ["", "row", *ops, "reason"]
     board = table(heads, lines, words_last=True, label="Scoreboard", sortable=True)
     return details(f"Every row ({len(lines)})", board, open_=True, class_="board")
 
@@ -110,7 +110,7 @@ def _mark(result: Result) -> Html:
 
 
 def _not_run(found: Found) -> Html:
-    """Why rows were not run, once each."""
+    """The reasons why rows were not run, each once."""
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for (op, row, place), result in found.items():
         if result.outcome == NOT_RUN:

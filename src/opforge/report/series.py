@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows belong together, which of them may be drawn, and who won."""
+"""Groups rows, selects those with a valid time, and compares implementations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FASTER, UNDECIDED, SLOWER = "faster", "within noise", "slower"
 
 
 def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items by key, in the order in which they come."""
+    """Group items by key, in their order."""
     found: dict[Key, list[Item]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)
@@ -25,7 +25,7 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
 
 
 def styles(results: Results) -> dict[str, int]:
-    """A number for each implementation: its colour and marker. Ours is the first, others last."""
+    """A number for each implementation, for its colour and marker. opforge comes first."""
     first = [OURS, "eager", "torch.compile"]
     names = {r.implementation for r in results.rows}
     others = sorted(names - set(first))
@@ -33,32 +33,32 @@ def styles(results: Results) -> dict[str, int]:
 
 
 def believed(row: Row) -> bool:
-    """Whether a row has a time that may be drawn and compared."""
+    """Whether a row has a valid time, which may be drawn and compared."""
     return not row.error and row.us is not None and math.isfinite(row.us) and row.us > 0
 
 
 def share(row: Row) -> float | None:
-    """The share of the ceiling, of rows that are believed."""
+    """The share of the ceiling, or None if the row has no valid time."""
     return row.share if believed(row) else None
 
 
 @dataclass(frozen=True)
 class Contest:
-    """One workload: ours against the fastest other."""
+    """One workload: opforge against the fastest other implementation."""
 
     ours: Row
     other: Row | None
 
     @property
     def ratio(self) -> float | None:
-        """The other's time over ours: above 1 ours is faster."""
+        """The other's time divided by opforge's. Above 1, opforge is faster."""
         if not believed(self.ours) or self.other is None:
             return None
         return (self.other.us or math.nan) / (self.ours.us or math.nan)
 
     @property
     def outcome(self) -> str | None:
-        """Who won; nobody where the confidence intervals of the two times meet."""
+        """Whether opforge is faster or slower, or within the noise if the intervals overlap."""
         ratio = self.ratio
         if ratio is None or self.other is None:
             return None
@@ -69,7 +69,7 @@ class Contest:
 
 
 def contests(results: Results) -> list[Contest]:
-    """Every workload that has a row of ours; where no byte moves there is nothing to win."""
+    """All workloads with a row of opforge that moves at least one byte."""
     found = []
     for rows in results.workloads().values():
         if OURS in rows and (rows[OURS].error or rows[OURS].us is not None):

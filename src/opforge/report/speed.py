@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast: at a glance, as bars of the share of the ceiling, and against the fastest other."""
+"""The sections about speed: at a glance, shares of the ceiling, and against the fastest other."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from opforge.report.series import (
 )
 
 _SIGN = {FASTER: "▲", UNDECIDED: "≈", SLOWER: "▼"}
-_FEW = 200  # bars that a reader scrolls past; more are behind their headings
+_FEW = 200  # with more bars, the sections are collapsed
 
 
 def glance(results: Results) -> Html:
-    """A line for each op, pass and variant."""
+    """Make the table with one line for each op, pass and variant."""
     lines: list[list[object]] = []
     for title, found in grouped(contests(results), lambda c: c.ours.title).items():
         shares = [s for c in found if (s := share(c.ours)) is not None]
@@ -49,10 +49,10 @@ def glance(results: Results) -> Html:
     heads = ["op and pass", "share of ceiling", "worst ratio", "mean ratio"]
     heads += ["slower", "within noise", "faster", "no valid time", "workloads"]
     text = (
-        "Our implementation over all dtypes and shapes. The ceiling is what was measured in the "
-        "same run: copying or reading the same bytes, or the library's product. The ratio is the "
-        "time of the fastest other over ours, above 1 where ours is faster; the mean is geometric. "
-        "Within noise: the 95% intervals of the two times meet."
+        "opforge over all dtypes and shapes. The ceiling was measured in the same run: copying or "
+        "reading the same bytes, or the library's matrix product. The ratio is the time of the "
+        "fastest other divided by opforge's; above 1, opforge is faster. The mean is geometric. "
+        "Within noise: the 95% intervals of the two times overlap."
     )
     return join(
         [tag("p", text), table(heads, lines, numbers_from=2, label="At a glance", sortable=True)]
@@ -68,15 +68,15 @@ def shares(results: Results, styles: dict[str, int]) -> Html:
     titles = dict(sorted(drawn.items(), key=lambda i: all(r.implementation != OURS for r in i[1])))
     if not titles:
         return Html("")
-    parts = [tag("p", "100% is the measured ceiling of that workload: as fast as it goes.")]
+    parts = [tag("p", "100% is the measured ceiling of that workload.")]
     for title, found in titles.items():
         ours = [s for r in found if r.implementation == OURS and (s := share(r)) is not None]
         plots = [
             tag("figure", tag("figcaption", dtype), _share_plot(title, dtype, members, styles))
             for dtype, members in grouped(found, lambda r: r.dtype).items()
         ]
-        line = join([tag("b", title), f": ours {span_of(ours)}" if ours else ""])
-        shown = len(rows) <= _FEW or len(parts) == 1  # the first in any case, to show what it is
+        line = join([tag("b", title), f": opforge {span_of(ours)}" if ours else ""])
+        shown = len(rows) <= _FEW or len(parts) == 1  # the first is always open, as an example
         parts.append(details(line, tag("div", *plots, class_="plots"), open_=shown))
     return join(parts)
 
@@ -105,11 +105,11 @@ def _share_bar(row: Row, styles: dict[str, int]) -> svg.Bar:
 
 
 def _missing(row: Row) -> str:
-    return "✗ not timed" if row.us is None else "✗ not believed"
+    return "✗ not timed" if row.us is None else "✗ rejected"
 
 
 def against(results: Results) -> Html:
-    """Losses first, then every workload against the fastest other."""
+    """Make the section: losses first, then every workload against the fastest other."""
     found = [c for c in contests(results) if c.other is not None or not believed(c.ours)]
     if not any(c.ratio is not None for c in found):
         return Html("")
@@ -119,11 +119,11 @@ def against(results: Results) -> Html:
     missing = sum(not believed(c.ours) for c in found)
     words = [f"{word} in {count[word]}" for word in (FASTER, SLOWER, UNDECIDED)]
     words += [f"without a valid time in {missing}"] if missing else []
-    total = tag("b", f"Of {len(found)} workloads ours is {', '.join(words)}.")
-    meaning = " Bars to the left of 1 are losses to the fastest other, which is named."
+    total = tag("b", f"Of {len(found)} workloads, opforge is {', '.join(words)}.")
+    meaning = " Bars to the left of 1 are losses to the named fastest other."
     parts = [tag("p", total, meaning)]
     if slower:
-        heads = ["ratio", "op and pass", "dtype", "shape", "ours µs", "other µs", "other"]
+        heads = ["ratio", "op and pass", "dtype", "shape", "opforge µs", "other µs", "other"]
         lines = [_loss(c) for c in slower]
         losses = table(heads, lines, numbers_from=5, words_last=True, label="Losses", sortable=True)
         parts.append(details(tag("b", f"Losses ({len(slower)}), worst first"), losses, open_=True))
@@ -144,7 +144,7 @@ def _loss(contest: Contest) -> list[object]:
 
 
 def _elsewhere(contest: Contest) -> str:
-    """Clocks may have differed between two runs, so that is said."""
+    """A note if the other time comes from another run, whose clocks may have differed."""
     other = contest.other
     return " (in another run)" if other is not None and other.run != contest.ours.run else ""
 
@@ -157,18 +157,18 @@ def _ratio_plot(title: str, found: list[Contest]) -> Html:
     furthest = 1.08 * max([1.25] + [max(r, 1 / r) for r in ratios])
     scale = svg.Scale(1 / furthest, furthest, 104.0, svg.NARROW - 146, log=True)
     losses = sum(c.outcome == SLOWER for c in found)
-    about = f"{len(found)} workloads, ours is slower in {losses}; the times are in the tables below"
-    name = f"The fastest other over ours: {title}"
+    about = f"{len(found)} workloads, opforge is slower in {losses}; times are in the tables below"
+    name = f"Speed relative to the fastest other: {title}"
     return svg.bars(groups, scale, 1.0, name, about, (1.0,), words_at=svg.NARROW - 140, left=15)
 
 
 def _ratio_bar(contest: Contest) -> svg.Bar:
     ours, other, value = contest.ours, contest.other, contest.ratio
     if value is None or other is None:
-        return svg.Bar(ours.size, None, f"{_missing(ours)} (ours)", "", ours.error, bad=True)
+        return svg.Bar(ours.size, None, f"{_missing(ours)} (opforge)", "", ours.error, bad=True)
     outcome = contest.outcome or UNDECIDED
     kind = {FASTER: "faster", SLOWER: "slower"}.get(outcome, "undecided")
     words = f"{_SIGN[outcome]} {ratio(value)} {other.implementation}"
-    tip = f"ours {number(ours.us)} µs, {other.implementation} {number(other.us)} µs: {outcome}"
+    tip = f"opforge {number(ours.us)} µs, {other.implementation} {number(other.us)} µs: {outcome}"
     tip += _elsewhere(contest)
     return svg.Bar(ours.size, value, words, kind, tip, bad=outcome == SLOWER)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots in SVG: scales, axes, markers, lines and bars. Colours are classes of plot.css.
+"""Draws plots in SVG: scales, axes, markers, lines and bars. Colours are classes in plot.css.
 
-A plot is as wide as its ``viewBox`` says and takes the width that the page gives it.
+The ``viewBox`` has the width of a plot, and the page scales it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from opforge.report.markup import Html, coordinate, join, number, tag
 
-NARROW = 420.0  # side by side on a desk, one below the other on a phone
-_CHARACTER = 6.3  # the mean width of one, at the size of letters in a narrow plot
+NARROW = 420.0  # side by side on a desktop, below each other on a phone
+_CHARACTER = 6.3  # mean width of a character in a narrow plot
 _COLOURS = 6
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From data to pixels."""
+    """Maps data to pixels."""
 
     low: float
     high: float
@@ -36,8 +36,8 @@ class Scale:
         return self.start + part * (self.end - self.start)
 
     def ticks(self, most: int = 7) -> list[float]:
-        """Round values between the ends."""
-        narrow = self.high < 4 * self.low  # too few powers of ten and their parts
+        """Round values between the ends, for an axis."""
+        narrow = self.high < 4 * self.low  # too few powers of ten and their fractions
         return self._log_ticks(most) if self.log and not narrow else self._linear_ticks(most)
 
     def _linear_ticks(self, most: int) -> list[float]:
@@ -58,7 +58,7 @@ class Scale:
 
 
 def log_scale(values: Iterable[float], start: float, end: float, least: float = 3.0) -> Scale:
-    """Around all values, at least a factor of ``least`` from end to end."""
+    """A scale for all values that spans at least a factor of ``least``."""
     found = list(values)
     low, high = min(found), max(found)
     margin = max(1.15, math.sqrt(least * low / high)) if high < least * low else 1.15
@@ -68,7 +68,7 @@ def log_scale(values: Iterable[float], start: float, end: float, least: float = 
 def figure(
     width: float, height: float, title: str, text: str, *body: Html, big: bool = False
 ) -> Html:
-    """A plot with a name and a description for those who do not see it."""
+    """A plot with a name and a description for screen readers."""
     return tag(
         "svg",
         tag("title", title),
@@ -81,7 +81,7 @@ def figure(
 
 
 def text(x: float, y: float, words: object, kind: str = "", title: str = "") -> Html:
-    """Words at a place; the classes of ``kind`` say how (``e`` ends there, ``m`` is centred)."""
+    """Text at a position. ``kind`` has its classes: ``e`` ends there, ``m`` is centred."""
     tip = [tag("title", title)] if title else []
     return tag("text", *tip, words, x=x, y=y, class_=kind or None)
 
@@ -98,7 +98,7 @@ def path(points: Sequence[tuple[float, float]], kind: str) -> Html:
 
 
 def axes(x: Scale, y: Scale, x_label: str, y_label: str) -> Html:
-    """Grid, ticks and the names of both axes; the name of y is above it, where it reads easily."""
+    """Grid, ticks and the names of both axes. The name of y is above the axis."""
     parts = []
     for v in x.ticks():
         parts.append(line(x(v), y.start, x(v), y.end, "grid"))
@@ -114,7 +114,7 @@ def axes(x: Scale, y: Scale, x_label: str, y_label: str) -> Html:
 
 
 def short(value: float) -> str:
-    """A number on an axis: ``0.2``, ``500``, ``20k``, ``1M``."""
+    """Format a number for an axis: ``0.2``, ``500``, ``20k``, ``1M``."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= factor * 0.9999:
             value /= 1e3 if letter == "k" else factor
@@ -125,7 +125,7 @@ def short(value: float) -> str:
     return (text.rstrip("0").rstrip(".") if "." in text else text) + letter
 
 
-# Markers as paths from their middle, in sixths of a radius; the first is a circle.
+# Markers as paths relative to their centre, in sixths of a radius. The first is a circle.
 _SHAPES: tuple[tuple[tuple[int, int], ...], ...] = (
     (),
     ((-5, -5), (5, -5), (5, 5), (-5, 5)),
@@ -138,12 +138,12 @@ _SHAPES: tuple[tuple[tuple[int, int], ...], ...] = (
 
 
 def colour(style: int) -> str:
-    """The class of a colour; shapes repeat later than colours, so pairs of the two differ."""
+    """The class of a colour. There are more shapes than colours, so pairs of the two differ."""
     return f"c{style % _COLOURS}"
 
 
 def markers(style: int, points: Iterable[tuple[float, float, str]], radius: float = 4.0) -> Html:
-    """Points with their words, in the shape and colour of one implementation; 0 is ours, filled."""
+    """Points with tooltips, in the style of one implementation. Style 0, opforge, is filled."""
     shape, unit, found = _SHAPES[style % len(_SHAPES)], radius / 6, []
     for x, y, words in points:
         tip = [tag("title", words)] if words else []
@@ -156,7 +156,7 @@ def markers(style: int, points: Iterable[tuple[float, float, str]], radius: floa
 
 
 def legend(names: dict[str, int]) -> Html:
-    """Which marker is whose."""
+    """The legend of markers."""
     items = []
     for name, style in names.items():
         sign = tag(
@@ -168,12 +168,12 @@ def legend(names: dict[str, int]) -> Html:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar; without a value only its words are shown."""
+    """One bar. Without a value, only its words are shown."""
 
     label: str
     value: float | None
     words: str  # the value, or why there is none
-    kind: str  # its classes
+    kind: str  # its CSS classes
     title: str = ""
     bad: bool = False
 
@@ -188,14 +188,14 @@ def bars(
     words_at: float | None = None,
     left: int = 14,
 ) -> Html:
-    """Horizontal bars in groups with a heading each.
+    """Draw horizontal bars in groups with headings.
 
     Args:
-        scale: from values to the pixels between the labels and the words.
-        base: the value where bars begin.
-        marks: values whose lines are drawn stronger.
-        words_at: where the words stand; by default after the bar.
-        left: how many characters of a label there is room for.
+        scale: maps values to pixels between the labels and the words.
+        base: the value where bars start.
+        marks: values with thicker grid lines.
+        words_at: position of the words; by default after the bar.
+        left: the most characters of a label.
     """
     parts, y = [], 8.0
     for heading, members in groups:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every row in full, and what it was measured with."""
+"""The tables of all measurements, and the environments of the runs."""
 
 from __future__ import annotations
 
@@ -31,19 +31,17 @@ _HEADS = (
 
 
 def measurements(results: Results) -> Html:
-    """A table for each op; rows that were not timed, or are not believed, say so."""
+    """Make a table for each op. Rows without a valid time say why."""
     if not results.rows:
         return Html("")
     wrong = sum(bool(r.error) for r in results.rows)
     text = (
-        "Times are medians over turns. GB/s and TFLOP/s count what must be moved and computed, not "
-        "what an implementation does. Extra memory is the peak beyond inputs and outputs, kept is "
-        "what stays for the backward. "
+        "Times are medians over turns. GB/s and TFLOP/s count the necessary bytes and operations, "
+        "not those of the implementation. Extra memory is the peak beyond inputs and outputs. Kept "
+        "memory is saved for the backward. "
     )
     if wrong:
-        text += (
-            f"{wrong} of {len(results.rows)} rows, marked ✗, were not timed or are not believed."
-        )
+        text += f"{wrong} of {len(results.rows)} rows, marked ✗, have no valid time."
     parts: list[object] = [tag("p", text)]
     for op, found in grouped(results.rows, lambda r: r.op).items():
         failed = sum(bool(r.error) for r in found)
@@ -60,7 +58,7 @@ def _cells(row: Row) -> list[object]:
     time = number(row.us)
     if row.us is not None and row.low is not None and row.high is not None:
         time += f" ({number(row.low)} – {number(row.high)})"
-    if row.error:  # its reason is in the last column, which may be out of sight
+    if row.error:  # the reason is in the last column, which may be out of sight
         time = f"✗ {time or 'not timed'}"
     ceiling = f"{row.ceiling} {number(row.ceiling_us)}" if row.ceiling_us else row.ceiling
     error = tag("b", f"✗ {row.error}", class_="bad") if row.error else ""
@@ -86,7 +84,7 @@ def _cells(row: Row) -> list[object]:
 
 
 def _circumstances(row: Row) -> str:
-    """How often it was measured, and the state of the machine meanwhile."""
+    """The number of measurements, and the state of the machine during them."""
     words = [f"{row.turns} × {row.calls} calls"] if row.turns else []
     if row.spread is not None:
         words.append(f"spread {percent(row.spread)}")
@@ -98,7 +96,7 @@ def _megabytes(count: int | None) -> str:
 
 
 def environment(results: Results, reports: list[Report]) -> Html:
-    """Where every figure comes from."""
+    """Make the section with the environment of each run and check."""
     parts = []
     for run, facts in results.runs.items():
         rows = count(sum(r.run == run for r in results.rows), "row")

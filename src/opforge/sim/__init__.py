@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs CUDA kernels without a GPU: binding, launcher and ``__global__`` code, on the CPU.
+"""The simulator: runs CUDA kernels on the CPU, with their bindings and launch code.
 
-``with opforge.sim.active():`` sends CPU tensors through the simulated CUDA kernels;
-``opforge.sim.run(op, *args)`` does so for one call. See docs/simulator.md.
+Inside ``with opforge.sim.active():``, CPU tensors go to the simulated CUDA kernels.
+``opforge.sim.run(op, *args)`` simulates one call. See docs/simulator.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["H200", "Call", "Device", "SimulationError", "Traffic", "active", "ru
 
 
 def __getattr__(name: str) -> Any:
-    # Resolved on first use: `opforge --help` imports this package, and must not import torch.
+    # Imported on first use, because `opforge --help` imports this package but not torch.
     if name not in __all__:
         raise AttributeError(f"module 'opforge.sim' has no attribute {name!r}")
     return getattr(import_module("opforge.sim.simulation"), name)

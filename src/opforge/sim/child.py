@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The process in which ``opforge sim`` runs kernels: one that crashes takes this one down.
+"""The process in which ``opforge sim`` runs kernels. If a kernel crashes, only this process ends.
 
-Started by command.py. Every run is told before it begins, every op's outcome after it, on a pipe of
-its own, because kernels may print; a line of JSON each.
+command.py starts it. It reports each run before it starts, and the outcome of each op, as lines of
+JSON. They go to a separate pipe, because kernels may print.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from opforge.terminal.processes import end_with_parent
 
 
 def main() -> None:
-    """Simulate the ops that were asked for, one after the other."""
+    """Simulate the requested ops one after the other."""
     end_with_parent()
     job = json.loads(sys.argv[1])
     with os.fdopen(int(sys.argv[2]), "w") as out:
@@ -48,4 +48,4 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # everything is said; torch takes a second to tidy up
+    os._exit(0)  # everything is written, and torch takes a second to shut down

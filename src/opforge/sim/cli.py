@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``opforge sim``."""
+"""The command ``opforge sim``, which runs CUDA kernels in the simulator."""
 
 from __future__ import annotations
 
@@ -18,24 +18,30 @@ if TYPE_CHECKING:
 def sim(
     ops: Ops = None,
     asan: Annotated[
-        bool, typer.Option("--asan", help="find accesses out of bounds (AddressSanitizer)")
+        bool, typer.Option("--asan", help="find out-of-bounds accesses (AddressSanitizer)")
     ] = False,
     race: Annotated[
         bool,
-        typer.Option("--race", help="find races, reads of unwritten memory, misaligned accesses"),
+        typer.Option(
+            "--race", help="find races, reads of uninitialized memory and misaligned accesses"
+        ),
     ] = False,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, max=2**62 - 2, help="run threads and blocks in another order"),
+        typer.Option(min=0, max=2**62 - 2, help="run threads and blocks in this random order"),
     ] = None,
     stats: Annotated[
         bool, typer.Option("--stats", help="print the memory traffic of each kernel")
     ] = False,
 ) -> None:
-    """Run CUDA kernels without a GPU: every case of an op, forward and backward.
+    """Run an op's CUDA kernels on the CPU, in a simulator: all cases, forward and backward.
 
-    Checks results against the float64 reference, and that they do not depend on the order of
-    threads and blocks (not with --asan).
+    Results must match the float64 reference. Without --asan, they must also be
+    the same for different orders of threads and blocks.
+
+    Example: opforge sim path/to/my_op --race
+
+    Exit code: 0 no fault found; 1 a fault was found; 2 it could not run.
     """
     need("opforge sim", "check", "numpy")
     from opforge.sim import command
@@ -46,7 +52,9 @@ def sim(
         raise typer.BadParameter("choose one of --asan, --race and --stats")
     records = records_of(ops)
     if stats and seed is not None:
-        raise typer.BadParameter("--stats counts; it has no use for --seed")
+        raise typer.BadParameter(
+            "--stats does not depend on the order of threads; leave out --seed"
+        )
     mode: Mode = "asan" if asan else "race" if race or stats else "plain"
     outcomes = command.simulate_all(records, mode, seed, stats)
     for outcome in outcomes:
@@ -60,5 +68,5 @@ def sim(
     if stats:
         say(out, LEGEND)
     elif faulty and mode == "plain":
-        say(out, "look for the cause with --race and with --asan")
+        say(out, "to find the cause, run again with --race and with --asan")
     raise typer.Exit(1 if faulty else 0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``opforge sim``: every case of an op through its simulated CUDA kernels.
+"""Runs all cases of ops in the simulator, for ``opforge sim``.
 
-The kernels run in a process of their own (child.py): one that crashes is a fault of its op.
+The kernels run in a child process (child.py), so that a crash counts as a fault of the op.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from opforge.terminal.progress import bar
 from opforge.truth.cases import Case, check_backward, check_forward, differentiable
 from opforge.truth.compare import Mismatch, same_bits
 
-_ASAN_DIED = 99  # the exit code of a process that AddressSanitizer ends
+_ASAN_DIED = 99  # exit code of a process that AddressSanitizer has ended
 
 
 @dataclass
 class Outcome:
-    """What became of one op."""
+    """The result for one op."""
 
     op: str
     runs: int = 0
     faults: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    facts: list[str] = field(default_factory=list)  # the traffic, if that was asked for
+    facts: list[str] = field(default_factory=list)  # the traffic, if requested
 
 
 Run = Callable[[], tuple[torch.Tensor, ...]]
 
 
 def runs(op: Op) -> Iterator[tuple[str, Run]]:
-    """Each case in each dtype, forward and backward: what it is, and a function that runs it."""
+    """All cases in all dtypes, forward and backward, as pairs of a name and a function."""
     for dtype in op.dtypes:
         name = str(dtype).removeprefix("torch.")
         make = Make(dtype, requires_grad=dtype.is_floating_point)
@@ -80,9 +80,9 @@ def simulate(
     seed: int | None,
     begin: Callable[[str], None] = lambda what: None,
 ) -> Outcome:
-    """Run all cases, in order and once more shuffled, and collect what is found.
+    """Run all cases in order and once more in a shuffled order, and collect the faults.
 
-    ``begin`` is told of each run before it begins.
+    ``begin`` is called with the name of each run before it starts.
     """
     outcome = Outcome(op.name)
     shuffled = 1 if seed is None else seed + 1
@@ -94,7 +94,7 @@ def simulate(
             try:
                 with sim.active(mode, seed=seed):
                     first = run()
-                if mode != "asan":  # where an access goes does not depend on the order
+                if mode != "asan":  # addresses do not depend on the order
                     with sim.active(mode, seed=shuffled):
                         second = run()
                     _compare_bits(first, second)
@@ -103,7 +103,9 @@ def simulate(
                     raise  # it could not run
                 _note(outcome.faults, what, str(error))
             except (Mismatch, RuntimeError, TypeError, ValueError) as fault:
-                _note(outcome.faults, what, str(fault))  # the op refuses a case of its own, say
+                _note(
+                    outcome.faults, what, str(fault)
+                )  # for example if the op rejects one of its own cases
     if outcome.runs == 0:
         raise RecordError(f"the record of {op.name} yields no cases; there is nothing to simulate")
     for text in dict.fromkeys(str(w.message) for w in caught):
@@ -125,13 +127,13 @@ def _compare_bits(first: tuple[torch.Tensor, ...], second: tuple[torch.Tensor, .
 
 
 def _note(faults: list[str], what: str, text: str) -> None:
-    """Keep a fault once, under the first run that showed it."""
+    """Keep each fault once, with the first run that showed it."""
     if all(text != known.split("\n", 1)[1] for known in faults):
         faults.append(f"{what}\n{text}")
 
 
 def count_traffic(op: Op) -> Outcome:
-    """Run the largest case, and tell what its kernels ask of memory."""
+    """Run the largest case and report the memory traffic of its kernels."""
     outcome = Outcome(op.name, 1)
     try:
         outcome.facts = stats.describe(op)
@@ -143,10 +145,10 @@ def count_traffic(op: Op) -> Outcome:
 def simulate_all(
     ops: list[Op], mode: simulation.Mode, seed: int | None, traffic: bool = False
 ) -> list[Outcome]:
-    """Simulate each op, or count its traffic; with a progress bar where somebody watches.
+    """Simulate each op, or count its traffic. A terminal shows a progress bar.
 
-    An op that cannot be simulated has no runs, and its reason as a fact. It is an error if that is
-    all that was asked for.
+    An op that cannot be simulated has no runs, and the reason among its facts. It is an error if no
+    other op was requested.
     """
     left_out: list[Outcome] = []
     simulated: list[Op] = []
@@ -159,7 +161,7 @@ def simulate_all(
                 raise
             left_out.append(Outcome(op.name, 0, facts=[f"{op.name}: {reason}"]))
     ops = simulated
-    runtime.build(ops, simulation.TARGETS[mode])  # with a progress bar of its own
+    runtime.build(ops, simulation.TARGETS[mode])  # shows its own progress bar
     count = len(ops) if traffic else sum(1 for op in ops for _ in runs(op))
     outcomes: list[Outcome] = []
     with contextlib.ExitStack() as stack:
@@ -171,38 +173,38 @@ def simulate_all(
         def begin(what: str) -> None:
             progress.update(task, description=what, advance=1)
 
-        while len(outcomes) < len(ops):  # again, for the ops after one that crashed
+        while len(outcomes) < len(ops):  # start again for the ops after one that crashed
             left = ops[len(outcomes) :]
             job = {"ops": [where(op) for op in left], "mode": mode, "seed": seed}
             told, code = _in_child({**job, "traffic": traffic}, environment, begin)
             outcomes += told.outcomes
             if len(told.outcomes) < len(left):
                 crashed = left[len(told.outcomes)].name
-                text = f"{told.what or crashed}\n{_ending(code, logs)}; what follows was not run"
+                text = f"{told.what or crashed}\n{_ending(code, logs)}; its later runs are left out"
                 outcomes.append(Outcome(crashed, told.runs, [text]))
     return [*outcomes, *left_out]
 
 
 @dataclass
 class _Told:
-    """What a child process has told of its ops, and of the run that it began last."""
+    """What a child process has reported: outcomes of ops, and the run that it started last."""
 
     outcomes: list[Outcome] = field(default_factory=list)
     what: str = ""
-    runs: int = 0  # of the op that has no outcome yet
+    runs: int = 0  # runs of the op that has no outcome yet
 
 
 def _in_child(
     job: dict[str, Any], environment: dict[str, str], begin: Callable[[str], None]
 ) -> tuple[_Told, int]:
-    """Simulate ops in a process of their own; what it told before it ended, and its exit code."""
+    """Simulate ops in a child process. Returns its reports and its exit code."""
     reading, writing = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-m", "opforge.sim.child", json.dumps(job), str(writing)],
         pass_fds=(writing,),
         env=environment,
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for us, who end it
+        start_new_session=True,  # Ctrl-C goes to this process, which ends the child
     )
     os.close(writing)
     told = _Told()
@@ -235,7 +237,7 @@ def _asan_environment(logs: Path) -> dict[str, str]:
     # The C++ library goes with it: AddressSanitizer looks for its `throw` when it starts.
     libraries = [_library_of(cxx, name), _library_of(cxx, "libstdc++.so.6")]
     options = {
-        "detect_leaks": 0,  # Python's own
+        "detect_leaks": 0,  # Python itself leaks
         "alloc_dealloc_mismatch": 0,
         "halt_on_error": 0,
         "exitcode": _ASAN_DIED,
@@ -257,7 +259,7 @@ def _library_of(cxx: toolchain.Compiler, name: str) -> str:
 
 
 def _last_words(logs: Path) -> str:
-    """What AddressSanitizer wrote about an access so far off that the process could not go on."""
+    """The summary of AddressSanitizer for an access that ended the process."""
     for log in logs.iterdir():
         for line in log.read_text(errors="replace").splitlines():
             if line.startswith("SUMMARY: AddressSanitizer: "):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator's runtime library: built and loaded once, set up and asked through ctypes."""
+"""Builds and loads the simulator's runtime library, and controls it through ctypes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from opforge.registration.register import BELOW
 _lock = threading.RLock()
 # (namespace, op, target) -> its definitions, which live as long as the process, and its library
 _loaded: dict[tuple[str, str, str], tuple[torch.library.Library, Path]] = {}
-_failed: dict[str, BuildError] = {}  # by the plan's key
+_failed: dict[str, BuildError] = {}  # by key of the plan
 
 
 @dataclass(frozen=True)
 class Device:
-    """The GPU that is pretended: what kernels can ask for and what a launch may have."""
+    """The simulated GPU: the properties that kernels can query, and the limits of a launch."""
 
     name: str = "H200"
     multiprocessors: int = 132
@@ -45,11 +45,11 @@ H200 = Device()
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one kernel launch asked of memory. A model of traffic, never a time.
+    """The memory traffic of one kernel launch. It is a model of traffic, not of time.
 
-    ``distinct`` bytes are whole 32-byte sectors, each counted once per launch: what must come from
-    or go to memory when caches are perfect. ``sectors`` are those of all requests, a request being
-    one access by a warp; ``fewest`` is what the same bytes would need side by side.
+    ``distinct`` bytes are whole 32-byte sectors, each counted once per launch: the traffic with
+    perfect caches. ``sectors`` are summed over all requests, where a request is one access by a
+    warp. ``fewest`` is the number that the same bytes would need if they were contiguous.
     """
 
     kernel: str
@@ -73,7 +73,7 @@ class Traffic:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The runtime, its symbols visible to the ops that are loaded after it."""
+    """The runtime library. Its symbols are visible to ops that are loaded after it."""
     found = ctypes.CDLL(str(_built(plan_simulator()).path), mode=ctypes.RTLD_GLOBAL)
     found.opforge_sim_set.argtypes = [ctypes.c_char_p, ctypes.c_int64]
     found.opforge_sim_set.restype = ctypes.c_bool
@@ -84,7 +84,7 @@ def library() -> ctypes.CDLL:
 
 
 def configure(device: Device, **options: int) -> None:
-    """Pretend to be ``device`` from now on, and run as the options say."""
+    """Simulate ``device`` from now on, with these options."""
     values = {**asdict(device), **options}
     del values["name"]
     for name, value in values.items():
@@ -93,7 +93,7 @@ def configure(device: Device, **options: int) -> None:
 
 
 def take_warnings() -> list[str]:
-    """What the kernels that ran since the last call were warned of."""
+    """The warnings about kernels that ran since the last call."""
     return [w for w in _take(library().opforge_sim_take_warnings).split("\0") if w]
 
 
@@ -114,7 +114,7 @@ def _take(function: Any) -> str:
 
 
 def _built(planned: Plan) -> cache.Library:
-    """The library of a plan, from the cache or built now."""
+    """The library of a plan, from the cache or newly built."""
     library = cache.lookup(planned.entry)
     if library is None and not settings.jit_enabled():
         raise KernelUnavailable(
@@ -125,18 +125,18 @@ def _built(planned: Plan) -> cache.Library:
 
 
 def is_loaded() -> bool:
-    """Whether anything has been simulated in this process."""
+    """Whether this process has loaded the simulator."""
     return library.cache_info().currsize > 0
 
 
 def build(ops: list[Op], target: str) -> None:
-    """Compile whatever ``ensure`` will need, all at once."""
+    """Compile everything that ``ensure`` will need, in parallel."""
     plans = [plan(op, target) for op in ops if op.composed is None]
     compile.build([plan_simulator(), *plans])
 
 
 def ensure(op: Op, target: str) -> str:
-    """Build and load ``op`` for a target of checks; returns its namespace there."""
+    """Build and load ``op`` for a target of the check. Returns its namespace there."""
     goal = targets.find(target)
     known = (op.namespace, op.name, target)
     where = goal.namespace(op)
@@ -146,7 +146,7 @@ def ensure(op: Op, target: str) -> str:
         if goal.kind == "sim":
             library()
         planned = plan(op, target)
-        if planned.key in _failed:  # the same source would fail in the same way
+        if planned.key in _failed:  # the same source would fail again
             raise _failed[planned.key]
         try:
             made = _built(planned)
@@ -164,7 +164,7 @@ def ensure(op: Op, target: str) -> str:
 
 
 def loaded_path(op: Op, target: str) -> Path:
-    """Where the library lies that ``ensure`` loaded."""
+    """The path of the library that ``ensure`` loaded."""
     return _loaded[op.namespace, op.name, target][1]
 
 

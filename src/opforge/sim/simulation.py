@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One simulation: where calls are sent while it is active, and with which settings."""
+"""``opforge.sim.active`` and ``run``: redirects calls of ops to their simulated kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from opforge.sim.runtime import H200, Device, Traffic
 
 Mode = Literal["plain", "race", "asan", "cover"]
 TARGETS = {"plain": "sim", "race": "sim-race", "asan": "sim-asan", "cover": "sim-cover"}
-_FOUND = "opforge simulator found"  # how the runtime begins
+_FOUND = "opforge simulator found"  # messages of the runtime start with this
 WARNING = "opforge simulator: "
 _one_at_a_time = threading.RLock()
 _active = threading.local()
@@ -32,23 +32,23 @@ _active = threading.local()
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a simulated op, and what its kernels asked of memory."""
+    """One call of a simulated op, with the memory traffic of its kernels."""
 
     function: str
     shapes: str
-    model_bytes: int  # what it must move: the record's cost()
+    model_bytes: int  # bytes that it must move, from the record's cost()
     launches: list[Traffic]
 
     @property
     def moved_bytes(self) -> int:
-        """Distinct sectors of each launch."""
+        """Bytes of the distinct sectors of all launches."""
         return sum(t.distinct_read + t.distinct_written for t in self.launches)
 
 
 class Route(TorchDispatchMode):
-    """Sends every opforge op on CPU tensors to its simulated kernel; all else goes its way."""
+    """A mode that redirects opforge ops on CPU tensors to their simulated kernels."""
 
-    is_route = True  # ops are called as they are without it
+    is_route = True  # ops take the same call paths as without it
 
     def __init__(self, target: str, device: Device, **options: int) -> None:
         super().__init__()
@@ -64,7 +64,9 @@ class Route(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         name = func._schema.name.split("::")[1]
         if composed := op._composed.get(name):
-            with self:  # which is set aside in here: the ops it is made of are to be simulated, too
+            with (
+                self
+            ):  # torch disables the mode in here, but the ops inside must be simulated as well
                 return composed(*args)
         namespace = runtime.ensure(op, self.target)
         kernel = getattr(getattr(getattr(torch.ops, namespace), name), BELOW)
@@ -73,7 +75,7 @@ class Route(TorchDispatchMode):
 
     def run(self, op: Op, name: str, kernel: Any, args: tuple[Any, ...]) -> Any:
         """Call the simulated kernel of one of the op's functions."""
-        # The runtime's settings are the process's: other threads and contexts have their own.
+        # The runtime has one set of settings per process, but threads and contexts differ.
         with _one_at_a_time:
             runtime.configure(self.device, **self.options)
             try:
@@ -91,7 +93,7 @@ class Route(TorchDispatchMode):
         shapes = ", ".join("x".join(map(str, t.shape)) or "scalar" for t in inputs)
         if function == op.name:
             model = op.cost(*args).bytes
-        else:  # records have no cost of their own for a backward
+        else:  # records have no cost for a backward op
             model = sum(t.numel() * t.element_size() for t in (*inputs, *results))
         self.calls.append(Call(function, f"({shapes})", model, runtime.take_traffic()))
 
@@ -114,33 +116,34 @@ def active(
     traffic: bool = False,
     placement: bool = False,
 ) -> Iterator[list[Call]]:
-    """Within this context, public functions send CPU tensors to the simulated CUDA kernels.
+    """A context in which public functions run CPU tensors in the simulated CUDA kernels.
 
-    Forward and backward, as long as both run inside; code under ``torch.compile`` may go its way.
+    This applies to forwards and backwards that run inside. Code under ``torch.compile`` may not be
+    simulated.
 
     Args:
-        mode: ``"race"`` also finds data races, reads of memory nothing wrote, misaligned accesses
-            and integer overflow; ``"asan"`` finds accesses out of bounds, in a process started with
-            AddressSanitizer (``opforge sim --asan`` starts one); ``"cover"`` tells
+        mode: ``"race"`` also finds data races, reads of uninitialized memory, misaligned accesses
+            and integer overflow. ``"asan"`` finds out-of-bounds accesses, in a process started with
+            AddressSanitizer, as by ``opforge sim --asan``. ``"cover"`` records for
             :mod:`opforge.coverage` which code ran.
-        seed: shuffles the order of threads and blocks; without one they run in order.
-        device: the GPU to pretend to be.
-        traffic: count what kernels ask of memory, a :class:`Call` for each in the list that the
-            context gives; needs ``mode="race"``, and looks for no races meanwhile.
-        placement: pretend that tensors are on another GPU than the current one, whose current
-            stream is not the default stream; finds launches without a ``DeviceGuard`` or on
+        seed: shuffles the order of threads and blocks. Without a seed they run in order.
+        device: the GPU to simulate.
+        traffic: count the memory traffic. The context returns a list that gets a :class:`Call` for
+            each call. It needs ``mode="race"``, and does not look for races.
+        placement: simulate tensors on a GPU that is not the current one, with a current stream that
+            is not the default stream. It finds launches without a ``DeviceGuard``, launches on
             another stream than ``current_stream(x)``, and calls that wait for the GPU.
 
-    Raises :class:`SimulationError` for faults found; what is merely odd is a warning.
+    Raises :class:`SimulationError` if a fault is found. Suspicious behaviour gives a warning.
     """
     if mode not in TARGETS:
-        raise ValueError(f"mode={mode!r} is none of {', '.join(map(repr, TARGETS))}")
+        raise ValueError(f"mode={mode!r} must be one of {', '.join(map(repr, TARGETS))}")
     if mode == "asan" and not runtime.under_asan():
         raise RuntimeError(
             "mode='asan' needs AddressSanitizer loaded before Python; use `opforge sim OP --asan`"
         )
     if traffic and mode != "race":
-        raise ValueError("traffic=True needs mode='race', whose kernels tell of every access")
+        raise ValueError("traffic=True needs mode='race', whose kernels report every access")
     if seed is not None and not (isinstance(seed, int) and 0 <= seed < 2**62):
         raise ValueError(f"seed={seed} must be a whole number from 0 to 2**62 - 1")
     if not isinstance(device, Device):
@@ -165,7 +168,7 @@ def active(
 
 
 def current() -> Route | None:
-    """The innermost simulation that is active on this thread."""
+    """The innermost simulation that is active on this thread, or None."""
     return _routes()[-1] if _routes() else None
 
 
@@ -174,11 +177,11 @@ def _routes() -> tuple[Route, ...]:
 
 
 def run(op: str | Path | Op | Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call an op on CPU tensors through its simulated CUDA kernels.
+    """Call an op on CPU tensors in its simulated CUDA kernels.
 
     Args:
         op: a built-in op's name or function, an op folder, or an :class:`opforge.Op`.
-        args: what the op takes.
+        args: the arguments of the op.
         options: as for :func:`active`.
     """
     record = discover.record_of(op)
@@ -194,7 +197,7 @@ def run(op: str | Path | Op | Callable[..., Any], *args: Any, **options: Any) ->
 
 
 def _is_ordinary(value: Any) -> bool:
-    """Whether a simulated kernel can take this argument: a CPU tensor with memory, or no tensor."""
+    """Whether a simulated kernel supports this argument: a CPU tensor with memory, or no tensor."""
     if not isinstance(value, torch.Tensor):
         return True
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu"

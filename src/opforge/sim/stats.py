@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``opforge sim --stats``: what each kernel asks of memory, beside what its op must move."""
+"""``opforge sim --stats``: the memory traffic of each kernel against what its op must move."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from opforge.op import Make, Op, as_tuple
 from opforge.sim import Call, Traffic
 from opforge.terminal.words import size
 
-# Rounding to sectors and small workspaces aside, a kernel should not move more than its model.
+# Except for rounding to sectors and small workspaces, a kernel should move what its model says.
 _SLACK, _SLACK_BYTES = 1.05, 4096
 
 
 LEGEND = (
-    "For the largest case of each op. Read and written are distinct 32-byte sectors; asked for is "
-    "what all threads asked for together. Sectors are counted per request of a warp, bank passes "
-    "per request to shared memory, in brackets the ideal. A model of traffic, not of time."
+    "For the largest case of each op. Read and written: bytes of distinct 32-byte sectors. Asked "
+    "for: bytes that all threads requested. Sectors are per request of a warp, and bank passes "
+    "per request to shared memory, with the ideal in brackets. This is a model of the memory "
+    "traffic, not of the time."
 )
 
 
 def measure(op: Op, dtype: torch.dtype) -> list[Call]:
-    """Every simulated call that the largest case of ``op`` makes, forward and backward."""
+    """The simulated calls of the largest case of ``op``, forward and backward."""
     cases = list(op.iter_cases(Make(dtype, requires_grad=dtype.is_floating_point)))
     if not cases:
         raise RecordError(f"the record of {op.name} yields no cases; there is nothing to count")
@@ -33,7 +34,7 @@ def measure(op: Op, dtype: torch.dtype) -> list[Call]:
 
 
 def measure_case(op: Op, case: tuple[Any, ...]) -> list[Call]:
-    """Every simulated call that ``op`` makes for these arguments; those wanting a gradient get it.
+    """The simulated calls of ``op`` for these arguments, with a backward if any requires one.
 
     Tensors must be leaves.
     """
@@ -45,15 +46,17 @@ def measure_case(op: Op, case: tuple[Any, ...]) -> list[Call]:
 
 
 def verdict(call: Call) -> str:
-    """Whether the kernels of a call move more than they must, in words."""
+    """A text that says whether the kernels of a call move more than they must."""
     must, moved = call.model_bytes, call.moved_bytes
     if moved > must * _SLACK + _SLACK_BYTES:
-        return f"moves {moved / must:.2f} times what it must: {size(moved)}, not {size(must)}"
+        return (
+            f"moves {moved / must:.2f} times the necessary bytes: {size(moved)}, not {size(must)}"
+        )
     return f"moves {size(moved)}; it must move {size(must)}"
 
 
 def describe(op: Op) -> list[str]:
-    """The traffic of an op's kernels in words, a text for each call."""
+    """The traffic of an op's kernels as text, one for each call."""
     texts = []
     for call in measure(op, op.dtypes[0]):
         head = f"{call.function}{call.shapes} {op.dtypes[0]}: {verdict(call)}"

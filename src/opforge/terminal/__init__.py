@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What commands print, and the processes they start."""
+"""Helpers of the commands: options, output, progress bars and child processes."""

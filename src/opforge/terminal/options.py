@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several commands take."""
+"""Arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 Ops = Annotated[
     list[str] | None,
-    typer.Argument(metavar="OP", help="built-in names or op folders; all built-in ops if none"),
+    typer.Argument(metavar="OP", help="built-in names or op folders (default: all built-in ops)"),
 ]
 
 
 def records_of(names: list[str] | None) -> list[Op]:
-    """The records of these ops, each once; of all built-in ones if there are no names."""
+    """The records of these ops, without duplicates. Without names, those of all built-in ops."""
     from opforge import discover
 
     return list(dict.fromkeys(discover.find(name) for name in names or discover.builtin_names()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where commands write: standard output, as a terminal or a pipe, and the files they are given."""
+"""How commands write: tables and text to a terminal or a pipe, and output files."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from rich.table import Table
 
 from opforge.errors import OpforgeError
 
-_WIDE = 100_000  # columns of what is no terminal: more than any line has
-_LEAST = 20  # columns that a column of text keeps on a narrow terminal
+_WIDE = 100_000  # columns if standard output is not a terminal: more than any line has
+_LEAST = 20  # characters that a column of text keeps on a narrow terminal
 
 
 def console() -> Console:
-    """Standard output; where it is no terminal, nothing is wrapped or cut."""
+    """Standard output. If it is not a terminal, lines are not wrapped or cut."""
     return Console() if sys.stdout.isatty() else Console(width=_WIDE)
 
 
 def say(out: Console, text: object, style: str | None = None) -> None:
-    """Print a text as it is: brackets are no markup, and a terminal may wrap it."""
+    """Print a text literally, without markup. A terminal may wrap it."""
     out.print(str(text), highlight=False, markup=False, soft_wrap=True, style=style)
 
 
 def show_table(out: Console, table: Table) -> None:
-    """Print a table of which no number is cut; on a narrow terminal, columns of text wrap.
+    """Print a table without cutting numbers. On a narrow terminal, columns of text wrap.
 
-    Numbers and names are in the columns with ``no_wrap``. Where there is no room for them, lines
-    are longer than the terminal is wide.
+    Columns with ``no_wrap`` hold numbers and names. If they do not fit, lines are longer than the
+    terminal is wide.
     """
     wide = out.options.update(width=_WIDE)
     for column in table.columns:
@@ -49,7 +49,7 @@ def show_table(out: Console, table: Table) -> None:
 
 @dataclass(frozen=True)
 class _Roomy:
-    """A table that gets the columns it needs at the least, however wide the terminal is."""
+    """A table that gets at least the width it needs, even on a narrower terminal."""
 
     table: Table
     least: int
@@ -61,12 +61,12 @@ class _Roomy:
 
 
 def width(out: Console, table: Table) -> int:
-    """The columns that a table takes when nothing in it is wrapped."""
+    """The width of a table when nothing in it is wrapped."""
     return Measurement.get(out, out.options.update(width=_WIDE), table).maximum
 
 
 def must_be_writable(file: Path) -> None:
-    """Raise for a file that cannot be written, before the work is done that it is for."""
+    """Raise an error if a file cannot be written. Commands call this before they start working."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         is_new = not file.exists()
@@ -79,9 +79,9 @@ def must_be_writable(file: Path) -> None:
 
 
 class _Pipe:
-    """A stream that ends the process when nobody reads any more, as SIGPIPE ends other tools.
+    """A stream that ends the process quietly when its reader has gone, as other tools do.
 
-    Python ignores that signal, which would end us for a worker that is gone, too.
+    Python ignores SIGPIPE. Restoring it would also end this process if a worker's pipe breaks.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -111,7 +111,7 @@ def _end_if_broken() -> Iterator[None]:
 
 @contextlib.contextmanager
 def until_nobody_reads() -> Iterator[None]:
-    """Within this context a broken pipe behind standard output ends the process, quietly."""
+    """A context in which a broken pipe on standard output ends the process quietly."""
     stream = sys.stdout
     sys.stdout = cast(TextIO, _Pipe(stream))
     try:
@@ -122,7 +122,7 @@ def until_nobody_reads() -> Iterator[None]:
 
 
 def plain_table(*heads: str, text: str | None = None) -> Table:
-    """A table of names and numbers, which are never cut, and a last column that may wrap."""
+    """A table whose columns are never cut, with an optional last column of text that may wrap."""
     table = Table(box=None)
     for head in heads:
         table.add_column(head, no_wrap=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How processes end."""
+"""Helpers that end child processes and describe how they ended."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import subprocess
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it ends, however that does (on Linux)."""
+    """Make the kernel end this process when its parent ends for any reason (on Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads a session, and all that it has started."""
+    """End a process that leads a session, with all processes it has started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def ending(code: int) -> str:
-    """An exit code in words."""
+    """Describe an exit code in words."""
     if code < 0:
         name = signal.Signals(-code).name
         meaning = {
-            "SIGSEGV": "a wild pointer",
+            "SIGSEGV": "an invalid memory access",
             "SIGABRT": "an abort",
             "SIGFPE": "a division by 0",
             "SIGILL": "in a check build, an index beyond an array",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress bar of everything that takes long."""
+"""The progress bar of long tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.progress import (
 
 
 def bar(what: str, console: Console, quiet: bool = False) -> Progress:
-    """A bar that says ``what`` is done to the task; shown on terminals only, gone when done."""
+    """A progress bar labelled ``what``. Only terminals show it, and it disappears at the end."""
     return Progress(
         TextColumn(f"opforge: {what} {{task.description}}", markup=False),
         BarColumn(),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers as people read them, and names as people mistype them."""
+"""Formats numbers for people, and suggests names for misspelled ones."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterable
 
 
 def size(count: float) -> str:
-    """Bytes: ``134 MB``."""
+    """A number of bytes as text: ``134 MB``."""
     return f"{_scaled(count, 1000, ('', 'K', 'M', 'G', 'T'))}B"
 
 
 def seconds(value: float) -> str:
-    """A duration: ``65.2 µs``."""
+    """A duration as text: ``65.2 µs``."""
     return f"{_scaled(value * 1e9, 1000, ('n', 'µ', 'm', ''))}s"
 
 
 def percent(share: float) -> str:
-    """A share of 1: ``87%``."""
+    """A fraction as a percentage: ``87%``."""
     return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}"
 
 
@@ -31,6 +31,6 @@ def _scaled(value: float, step: float, units: tuple[str, ...]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'softmax'?`` for a name that is nearly one of those known, else nothing."""
+    """``; did you mean 'softmax'?`` if ``name`` is close to a known one, else an empty string."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

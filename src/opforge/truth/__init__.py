@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What results are compared with: cases, inputs, the float64 truth and the error it allows."""
+"""The float64 truth that results are compared with: cases, inputs and the allowed error."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One case of an op against the float64 reference, forward and backward."""
+"""Compares an op with its float64 reference on one case, forward and backward."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from opforge.truth import compare, known
 from opforge.truth.expected import Case, Pick, Results, Truth, cast, differentiable, nearby
 from opforge.truth.rounding import RandomRounding, random_rounding
 
-# What cases are made of and compared with is used beside them.
+# Re-exported, because callers and reproduction scripts use them together with the checks.
 __all__ = [
     "Case",
     "Results",
@@ -37,14 +37,14 @@ __all__ = [
 
 Around = Callable[[], contextlib.AbstractContextManager[Any]]
 GradsFor = Callable[[torch.Tensor], torch.Tensor | None]
-_ROUNDED_FROM = 2  # samples, which suffice for most results: they go without the dearer kind
+_ROUNDED_FROM = 2  # samples without the more expensive rounding, which are enough for most results
 
 
 def as_leaves(case: Case, only: int | Collection[int] | None = None) -> Case:
-    """The case with its floating point tensors as leaves that want a gradient, strides kept.
+    """The case with its floating point tensors as leaves that require a gradient, same strides.
 
-    ``only`` is the position of the one argument that wants one, or those of several; by default all
-    do.
+    ``only`` is the position of the one argument that requires a gradient, or the positions of
+    several; by default all do.
     """
     wanted = range(len(case)) if only is None else (only,) if isinstance(only, int) else only
     return tuple(
@@ -54,7 +54,7 @@ def as_leaves(case: Case, only: int | Collection[int] | None = None) -> Case:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Inside, torch uses one thread: several rows run at a time, and their threads would wait."""
+    """A context in which torch uses one thread, because several rows may run at a time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -64,7 +64,7 @@ def one_thread() -> Iterator[None]:
 
 
 def true_outputs(op: Op, case: Case) -> Truth:
-    """The truth about the outputs for a case."""
+    """The truth about the outputs of a case."""
     return known.truth(op, "outputs", case, (), lambda case, _: _true_outputs(op, case))
 
 
@@ -86,7 +86,7 @@ def _true_outputs(op: Op, case: Case) -> Truth:
 
 
 def _is_aligned(op: Op, case: Case) -> bool:
-    """Whether an element depends on those at its own place alone."""
+    """Whether each output element depends only on input elements at the same position."""
     return op.pointwise and len({v.shape for v in case if isinstance(v, torch.Tensor)}) == 1
 
 
@@ -100,7 +100,7 @@ def _picked(case: Case, pick: Pick) -> Case:
 def true_gradients(op: Op, case: Case, grads: Sequence[torch.Tensor | None]) -> Truth:
     """The truth about the gradients of a case's float tensors.
 
-    ``grads`` has a gradient per output that the reference differentiates; None is undefined.
+    ``grads`` has a gradient for each differentiable output of the reference, or None.
     """
     return known.truth(op, "gradients", case, grads, functools.partial(_true_gradients, op))
 
@@ -130,12 +130,12 @@ def _true_gradients(op: Op, case: Case, grads: Results) -> Truth:
 def _through_saved(
     op: Op, case: Case, grads: Results, wanted: list[bool]
 ) -> Callable[[int | None], Results] | None:
-    """The gradients by the backward's own formula, from outputs and statistics that are rounded.
+    """A function that computes gradients by the backward's formula from rounded saved values.
 
-    The reference of a backward makes the statistics anew, to be differentiable. What an op composes
-    in its place starts from those that were kept. Some samples have every result on the way rounded
-    as well: the derivative of a norm by the book has the mean's error, which autograd's may lack.
-    None where the backward starts from the inputs alone.
+    A composed backward starts from the saved statistics. The reference of a backward recomputes
+    them, to be differentiable. In some samples every intermediate result is rounded as well: the
+    textbook derivative of a norm has the error of the mean, which autograd's may not have. Returns
+    None if the op has no backward of its own.
     """
     if op.backward is None:
         return None
@@ -172,7 +172,7 @@ def _through_saved(
 
 
 def differentiated(op: Op, case: Case) -> list[bool]:
-    """Which outputs the reference differentiates: not a mask, not an argmax."""
+    """For each output, whether it is differentiable. A mask or an argmax is not."""
     assert op.reference is not None
     return [r.requires_grad for r in as_tuple(op.reference(*cast(case)))]
 
@@ -183,9 +183,10 @@ def outputs_and_truth(
     around: Around = contextlib.nullcontext,
     run: Callable[..., Any] | None = None,
 ) -> tuple[tuple[torch.Tensor, ...], Truth]:
-    """The op's outputs, and what they are compared with.
+    """The op's outputs for a case, and their truth.
 
-    The op is run in ``around()``; ``run`` is called in its place if given (compiled, say).
+    The op runs in the context ``around()``. ``run`` is called in place of the op, for example a
+    compiled version.
     """
     with around():
         outputs = as_tuple((run or op)(*case))
@@ -200,9 +201,9 @@ def gradients_and_truth(
     around: Around = contextlib.nullcontext,
     run: Callable[..., Any] | None = None,
 ) -> tuple[Results, Truth]:
-    """The op's gradients, and what they are compared with.
+    """The op's gradients for a case, and their truth.
 
-    ``grads_for`` makes the gradient of an output; None stands for one that is undefined.
+    ``grads_for`` makes the gradient of an output, or returns None for an undefined one.
     """
     make_grad = grads_for or (lambda o: torch.randn(o.shape, dtype=torch.float64).to(o))
     wanted = differentiated(op, case)
@@ -211,7 +212,7 @@ def gradients_and_truth(
         outputs = _chosen((run or op)(*ours), wanted)
         for o in outputs:
             if not o.requires_grad:
-                raise compare.Mismatch(f"{op.name}: an output is cut off from autograd")
+                raise compare.Mismatch(f"{op.name}: an output is detached from autograd")
         grads = [make_grad(r.detach()) for r in outputs]
         _run_backward(outputs, grads)
     with one_thread(), philox.remembered():
@@ -226,9 +227,9 @@ def check_forward(
     run: Callable[..., Any] | None = None,
     rough: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """Compare the op's outputs with the truth; returns them.
+    """Compare the op's outputs with the truth. Returns the outputs.
 
-    ``rough`` allows for more than any rounding: it is for tensors too large to find out.
+    ``rough`` allows a much larger error. It is for tensors that are too large to sample.
     """
     outputs, truth = outputs_and_truth(op, case, around, run)
     with one_thread(), philox.remembered():
@@ -245,7 +246,7 @@ def check_backward(
     run: Callable[..., Any] | None = None,
     rough: bool = False,
 ) -> tuple[torch.Tensor, ...]:
-    """Compare the op's gradients with the truth; returns them."""
+    """Compare the op's gradients with the truth. Returns the gradients."""
     got, truth = gradients_and_truth(op, case, grads_for, around, run)
     with one_thread(), philox.remembered():
         truth.check(got, errors, rough)
@@ -253,7 +254,7 @@ def check_backward(
 
 
 def to_overwrite(op: Op, case: Case) -> Case:
-    """The case with copies, laid out alike, of what the backward is allowed to write over."""
+    """The case with copies, in the same layout, of tensors that the backward may overwrite."""
     overwrites = op.backward.overwrites if isinstance(op.backward, Backward) else {}
     names = [a.name for a in op.forward.args]
     values = list(case)

@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Error relative to truth: the float64 reference, element by element.
+"""Compares results with the float64 truth, element by element, within the allowed error.
 
-A result may err by half an ulp of its dtype, the rounding of the output, and by eight times the
-spread of what rounding does to the formula at that very element (rounding.py). In 16 bits, where
-the reference rounds on the way, six times the spread of these roundings may take its place.
-Nothing else is allowed for: no element's error is measured by another one's, and none by what
-PyTorch happens to err.
+A result may be wrong by half an ulp of its dtype (the rounding of the output), plus eight times the
+spread that roundings cause in the formula at that element (rounding.py). In 16 bits, if the
+reference itself rounds intermediate results to 16 bits, six times the spread of these roundings may
+take the place of the latter. Neither the errors of other elements nor PyTorch's error matter.
 
-Two things are no error. Where what PyTorch makes of the reference in the same dtype is beyond the
-limit itself, an element within an ulp of it is right: there a formula magnifies roundings more than
-a few samples show. And where PyTorch overflows in the dtype and the truth does not, or the other
-way round, either is right.
+There are two exceptions. If PyTorch's result in the same dtype is beyond the limit itself, an
+element within an ulp of PyTorch's is right: the formula magnifies roundings more than a few samples
+show. If PyTorch overflows and the truth does not, or the other way round, both are right.
 """
 
 from __future__ import annotations
@@ -24,75 +22,75 @@ import torch
 
 from opforge.truth import pattern
 
-# Elements looked at together: what caches hold; and a result may fill half of the memory.
+# Elements per chunk. A chunk fits into caches, while a result may take half of the memory.
 _CHUNK = {"cpu": 1 << 17, "cuda": 1 << 26}
-_HALF = 0.5 * (1 + 2**-20)  # of an ulp; the truth itself is rounded to float64
-# How many times the spread, and how many times that of the reference's own 16-bit roundings
-# (narrow): so many that none of a million elements is beyond by chance.
+_HALF = 0.5 * (1 + 2**-20)  # of an ulp, and a little for the truth's own rounding
+# Factors of the spread, and of the spread of the reference's own 16-bit roundings (narrow). They
+# are so large that none of a million elements exceeds the limit by chance.
 _RULES = ((8, False), (6, True))
-# Of how many runs a spread is taken: of few it may be small by luck, so that more are made where
-# these did not suffice.
+# Numbers of runs for a spread. A spread of few runs may be too small by chance, so elements beyond
+# the limit get more runs.
 _SAMPLES = (2, 8, 64)
-_USUAL = 1 << 16  # elements that are enough to tell what spread is usual in a tensor
+_USUAL = 1 << 16  # elements that are enough to estimate the typical spread in a tensor
 
 
 class Spread(Protocol):
-    """How far roundings put results from the truth: the root of the mean square, per element."""
+    """Returns how far roundings move each element from the truth (root mean square)."""
 
     def __call__(self, samples: int, narrow: bool) -> torch.Tensor | None:
-        """From so many runs; ``narrow``: with 16-bit roundings on the way, None without any."""
+        """The spread over ``samples`` runs. ``narrow`` asks for 16-bit roundings; None if none."""
 
 
-# What else PyTorch makes of the elements at these (flat) positions.
+# Other results that PyTorch gives for the elements at these (flat) positions.
 Alone = Callable[[torch.Tensor], Iterable[torch.Tensor]]
 
 
 class Mismatch(AssertionError):
-    """A result is further from the truth than it may be."""
+    """A result is further from the truth than allowed."""
 
 
 @dataclass
 class Error:
-    """How far results are from the truth, in ulps: largest and root of the mean square."""
+    """The distance of results from the truth in ulps: largest and root mean square."""
 
     largest: float = 0.0
     squares: float = 0.0
     count: int = 0
 
     def add(self, ulps: torch.Tensor) -> None:
-        """Take the errors of some elements in."""
+        """Add the errors of some elements."""
         if ulps.numel():
             self.largest = max(self.largest, float(ulps.max()))
             self.squares += float(ulps.square().sum())
             self.count += ulps.numel()
 
     def merge(self, other: Error) -> None:
-        """Take in what another one has seen."""
+        """Add the errors of another summary."""
         self.largest = max(self.largest, other.largest)
         self.squares += other.squares
         self.count += other.count
 
     @property
     def rms(self) -> float:
-        """The root of the mean square."""
+        """The root mean square."""
         return float((self.squares / self.count) ** 0.5) if self.count else 0.0
 
 
 @dataclass
 class Errors:
-    """Ours beside PyTorch's."""
+    """The errors of the op and of PyTorch."""
 
     ours: Error
     torchs: Error
 
     def merge(self, other: Errors) -> None:
-        """Take in what others have seen."""
+        """Add the errors of another pair."""
         self.ours.merge(other.ours)
         self.torchs.merge(other.torchs)
 
 
 def in_ulps(error: float) -> str:
-    """An error to be read: 0.29, 4.1, 430, 1,140."""
+    """An error as text: 0.29, 4.1, 430, 1,140."""
     return f"{error:.2g}" if error < 99.5 else f"{error:,.0f}"
 
 
@@ -102,7 +100,7 @@ def _demand(condition: bool, text: str) -> None:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same bits as integers: 0.0 and -0.0 are not equal there."""
+    """A tensor's bits as integers, so that 0.0 and -0.0 differ."""
     if not tensor.is_floating_point():
         return tensor
     sizes = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -126,11 +124,11 @@ def check(
     any_order: bool = False,
     alone: Alone | None = None,
 ) -> Errors:
-    """Compare ``got`` with ``truth``; ``torchs`` is PyTorch's own result in the same dtype.
+    """Compare ``got`` with ``truth``. ``torchs`` is PyTorch's result in the same dtype.
 
-    ``spread`` is asked only where elements are not as near as one rounding. With ``any_order`` of
-    terms, infinite ones may come to Inf or to NaN, whatever PyTorch makes of them. ``alone`` gives
-    what else PyTorch makes of single elements: its loops do not all treat a NaN alike.
+    ``spread`` is only called if an element is wrong by more than one rounding. With ``any_order``,
+    terms may be added in any order, so infinite terms may give Inf or NaN. ``alone`` returns other
+    results of PyTorch for single elements, because its loops treat NaN in different ways.
     """
     _demand(got.shape == truth.shape, f"{what}: shape {tuple(got.shape)}, not {tuple(truth.shape)}")
     _demand(got.dtype == torchs.dtype, f"{what}: dtype {got.dtype}, not {torchs.dtype}")
@@ -157,10 +155,10 @@ def check(
 
 
 def measured(got: torch.Tensor, torchs: torch.Tensor, truth: torch.Tensor) -> Errors:
-    """How far both are from the truth, in ulps; nothing is demanded.
+    """The errors of both results in ulps, without checking them.
 
-    Where an element is smaller than what is usual in the tensor, in ulps of that: of a sum that
-    cancels its own are no measure.
+    If an element is smaller than typical elements of the tensor, the ulps are those of typical
+    elements. Its own ulps mean nothing for a sum that cancels.
     """
     _demand(got.shape == truth.shape, f"shape {tuple(got.shape)}, not {tuple(truth.shape)}")
     dtype = torchs.dtype
@@ -185,7 +183,7 @@ def _demand_within(
     spread: Spread,
     what: str,
 ) -> None:
-    """Elements that are further off than a rounding must be within the spread of roundings."""
+    """Elements that are wrong by more than one rounding must be within the spread of roundings."""
     found = wrong.reshape(-1).nonzero().squeeze(-1)
     ours, right = got.reshape(-1)[found].double(), truth.reshape(-1)[found]
     error = (ours - right).abs()
@@ -200,7 +198,7 @@ def _demand_within(
         off = rounding + times * width.reshape(-1)[found]
         allowed = torch.maximum(allowed, off) if narrow else off
         bad = ~(error <= allowed)
-        if narrow:  # equal numbers are rounded alike: what PyTorch makes of them is right, too
+        if narrow:  # equal numbers are rounded equally, so PyTorch's result is right as well
             theirs = torchs.reshape(-1)[found].double()
             low, high = torch.minimum(right, theirs), torch.maximum(right, theirs)
             bad &= ~((ours >= low - rounding) & (ours <= high + rounding))
@@ -223,7 +221,7 @@ def _demand_within(
 
 
 def _steady(width: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """A spread with what is usual in its tensor as the least: of few samples some are too small."""
+    """A spread of at least the typical one in its tensor, because few samples can be too small."""
     step = max(width.numel() // _USUAL, 1)
     some, right = width.reshape(-1)[::step], truth.reshape(-1)[::step]
     usual = (some / right.abs())[torch.isfinite(some) & torch.isfinite(right) & (right != 0)]
@@ -234,14 +232,14 @@ def _steady(width: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 
 
 def parts(tensor: torch.Tensor) -> torch.Tensor:
-    """A complex tensor as a real one whose last dim is the two parts; others as they are."""
+    """A complex tensor as a real one with the two parts in the last dim. Others are unchanged."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def compute_dtype(outputs: Iterable[torch.Tensor]) -> torch.dtype:
-    """What kernels compute in, by their outputs: float64 if all have it, float32 for anything else.
+    """The dtype that kernels compute in: float64 if all outputs are float64, or else float32.
 
-    Not by their inputs: with a table or a mask of float32, float64 must keep its digits.
+    The inputs do not matter: float64 must stay exact even with a float32 table or mask.
     """
     dtypes = [o.dtype for o in outputs if o.is_floating_point() or o.is_complex()]
     wide = bool(dtypes) and all(d in (torch.float64, torch.complex128) for d in dtypes)
@@ -249,7 +247,7 @@ def compute_dtype(outputs: Iterable[torch.Tensor]) -> torch.dtype:
 
 
 def _chunks(*tensors: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Got, PyTorch's and the truth (in float64), so many elements at a time."""
+    """Chunks of the result, of PyTorch's and of the truth, in float64."""
     flat = [t.reshape(-1) for t in tensors]
     size = _CHUNK[flat[0].device.type]
     for start in range(0, flat[0].numel(), size):
@@ -266,7 +264,7 @@ def _joined(chunks: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
 def _odd(
     got: torch.Tensor, torchs: torch.Tensor, truth: torch.Tensor, any_order: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where NaN or Inf are wrong, and where there are none, so that an error can be taken."""
+    """Where NaN or Inf are wrong, and where all values are finite, so that errors make sense."""
     rounded = truth.to(got.dtype)
     finite = torch.isfinite(got) & torch.isfinite(rounded)
 
@@ -314,7 +312,7 @@ def _extent(wrong: torch.Tensor) -> str:
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Where two results are the same to the bit; a NaN is a NaN."""
+    """Where two results have the same bits. Any two NaN count as the same."""
     same = bits(first) == bits(second)
     if first.is_floating_point():
         same |= first.isnan() & second.isnan()
@@ -322,7 +320,7 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def within_an_ulp(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two results are the same but for the last bit."""
+    """Whether two results differ by at most the last bit."""
     if not first.is_floating_point() or first.dtype != second.dtype:
         return False
     first, second = first.detach(), second.detach()
@@ -330,13 +328,13 @@ def within_an_ulp(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def _near(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Where two results of a dtype are the same but for the last bit."""
+    """Where two results of one dtype differ by at most the last bit."""
     a, b = first.double(), second.double()
     return (a - b).abs() <= ulp(torch.maximum(a.abs(), b.abs()), first.dtype)
 
 
 def check_same_bits(first: torch.Tensor, second: torch.Tensor, what: str) -> None:
-    """Two results that must be the same to the bit."""
+    """Raise Mismatch unless two results have the same bits."""
     _demand(first.shape == second.shape, f"{what}: {tuple(first.shape)}, {tuple(second.shape)}")
     _demand(first.dtype == second.dtype, f"{what}: {first.dtype} and {second.dtype}")
     wrong = ~same_bits(first.detach(), second.detach())

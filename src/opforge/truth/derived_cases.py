@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases of a record that has none: arguments derived from its schema, those its reference takes."""
+"""Derives cases for a record without any: arguments by its schema that its reference accepts."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from opforge.registration.schema import Arg
 Shape = tuple[int, ...]
 Choice = Any  # the shape of a tensor, or the value of another argument
 
-# Of the first tensor: a few ranks, odd and round sizes, no two dims of one size.
+# Shapes of the first tensor: a few ranks, odd and round sizes, and no two equal dims.
 _SHAPES: tuple[Shape, ...] = ((33,), (5, 33), (64, 128), (3, 5, 16), (2, 3, 7, 8))
-# Numbers that are sensible as a scale, a limit, a probability or an epsilon; as a dim, a count.
+# Values that make sense as a scale, a limit, a probability or an epsilon; or as a dim or a count.
 _VALUES: dict[str, tuple[Any, ...]] = {
     "float": (0.5, 2.0),
     "int": (1, 0, 2),
     "int[]": ([-1], [0]),
 }
-_MOST = 500  # combinations tried for one case
+_MOST = 500  # the most combinations that are tried for one case
 
 
 def make_all(op: Op, make: Make) -> Iterator[tuple[Any, ...]]:
-    """The derived cases, with the tensors that ``make`` makes."""
+    """Yield the derived cases with tensors from ``make``."""
     for choices in _accepted(op):
         yield _arguments(op, choices, make)
 
@@ -38,7 +38,7 @@ _known: dict[Op, list[tuple[Choice, ...]]] = {}
 
 
 def _accepted(op: Op) -> list[tuple[Choice, ...]]:
-    """The choices for each case; the same for every dtype and device, so found once."""
+    """The choices for each case. They are the same for every dtype and device, so found once."""
     if op not in _known:
         found: list[tuple[Choice, ...]] = []
         refusal: list[str] = []
@@ -53,7 +53,7 @@ def _accepted(op: Op) -> list[tuple[Choice, ...]]:
                     break
         if not found:
             raise RecordError(
-                f"the record of {op.name} has no cases, and its reference takes none of those "
+                f"the record of {op.name} has no cases, and its reference accepts none of those "
                 f"derived from the schema (the last: {refusal[-1]}); give the record "
                 "cases=<a generator of arguments>"
             )
@@ -62,7 +62,7 @@ def _accepted(op: Op) -> list[tuple[Choice, ...]]:
 
 
 def _options(op: Op, shape: Shape, present: bool, flag: bool) -> list[tuple[Choice, ...]]:
-    """What each argument may be, the likeliest first: tensors of one shape, then rows, columns."""
+    """Choices for each argument, the likeliest first: tensors of one shape, then rows, columns."""
     first = next(a for a in op.forward.args if a.type == "Tensor")
     others = tuple(dict.fromkeys([shape, shape[-1:], shape[:-1], shape[::-1]]))
 
@@ -85,7 +85,7 @@ def _is_taken(op: Op, choices: tuple[Choice, ...], refusal: list[str]) -> bool:
     try:
         check_arguments(op, case)
         op.reference(*case)
-    except Exception as error:  # whatever a reference may raise
+    except Exception as error:  # a reference may raise anything
         refusal.append(f"{type(error).__name__}: {error}")
         return False
     return True
@@ -97,7 +97,7 @@ def _arguments(op: Op, choices: tuple[Choice, ...], make: Make) -> tuple[Any, ..
 
 
 def _tensor(op: Op, arg: Arg, shape: Shape, make: Make) -> torch.Tensor:
-    """A random tensor; of 0 and 1 where the dtypes of its own are of integers: labels, masks."""
+    """A random tensor. If the argument takes integers (labels, masks), its values are 0 and 1."""
     tensor = make(*shape)
     dtypes = op.own_dtypes.get(arg.name)
     if dtypes is None or tensor.dtype in dtypes:

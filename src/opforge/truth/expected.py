@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What results of an op are compared with: PyTorch's, and the reference in float64."""
+"""``Truth``, which results are compared with: the reference in float64, and PyTorch's result."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from opforge.truth.sums import short_cumsum
 Case = tuple[Any, ...]
 Pick = Callable[[torch.Tensor], torch.Tensor]
 Results = Sequence[torch.Tensor | None]
-_WIDEST = 64  # elements that any loop over vectors takes at a time, or several times as many
+_WIDEST = 64  # a multiple of the elements that any vectorised loop processes at a time
 _SMALL = 1 << 18  # elements of all tensors of a case
-_ROUGH = 2**-13  # of an element and of what is usual in its tensor
+_ROUGH = 2**-13  # relative to an element and to typical elements of its tensor
 
 
 def differentiable(case: Case) -> list[torch.Tensor]:
@@ -31,9 +31,9 @@ def differentiable(case: Case) -> list[torch.Tensor]:
 
 
 def cast(case: Case, dtype: torch.dtype | None = None) -> Case:
-    """A case with its floating point tensors as leaves of their own, in another dtype if given.
+    """A case with its floating point tensors as new leaves, optionally in another dtype.
 
-    In float64 complex tensors are of two such numbers.
+    For float64, complex tensors become complex128.
     """
 
     def one(value: Any) -> Any:
@@ -46,7 +46,7 @@ def cast(case: Case, dtype: torch.dtype | None = None) -> Case:
 
 
 class ShortSums(TorchFunctionMode):
-    """Inside, torch.cumsum adds up blocks, so that it errs little; see ``short_cumsum``."""
+    """A mode in which torch.cumsum adds in blocks, for a smaller error; see ``short_cumsum``."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -57,7 +57,7 @@ class ShortSums(TorchFunctionMode):
 
 
 def nearby(case: Case) -> Case:
-    """A case of small tensors on the CPU: a GPU takes longer over many small steps."""
+    """Move a case of small tensors to the CPU, because a GPU is slower for many small steps."""
     if sum(v.numel() for v in case if isinstance(v, torch.Tensor)) > _SMALL:
         return case
     return tuple(
@@ -67,10 +67,10 @@ def nearby(case: Case) -> Case:
 
 
 class _Spreads:
-    """The root of the squares of differences that roundings make, added up over samples.
+    """The root mean square of the differences that roundings cause, summed over samples.
 
-    By hypot: the square of a difference at either end of float64 has no room in it, and an infinite
-    spread would allow for anything.
+    It uses hypot, because squares near the ends of float64 overflow or underflow, and an infinite
+    spread would allow any error.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class _Spreads:
         self._roots: dict[int, torch.Tensor] = {}
 
     def add(self, moved: Results, still: Results) -> None:
-        """Take the differences of one sample in."""
+        """Add the differences of one sample."""
         for i, (value, right) in enumerate(zip(moved, still, strict=True)):
             if value is None or right is None:
                 continue
@@ -91,18 +91,18 @@ class _Spreads:
             self._roots[i] = self._roots[i].hypot_(off) if i in self._roots else off
 
     def of(self, i: int) -> torch.Tensor:
-        """The root of the mean square of result ``i``."""
+        """The root mean square for result ``i``."""
         return self._roots[i] / math.sqrt(self.samples)
 
 
 class Truth:
-    """What results are compared with: PyTorch's in the same dtype, and those in float64.
+    """The expected results: PyTorch's in the same dtype, and the reference's in float64.
 
-    ``saved`` gives the results of the backward's own formula, in float64, with what the forward
-    has saved moved by roundings of a seed; None stands for no rounding. What a forward returns is
-    rounded to its dtype, and a backward that starts from there errs by as much. ``picked`` gives
-    the results for some elements of a pointwise op's tensors alone. ``also`` is another formula for
-    the results, whose roundings are as good.
+    ``saved`` computes the results by the backward's own formula in float64, from saved values that
+    are moved by random roundings of a seed (None: by none). A backward that starts from rounded
+    outputs of the forward has such an error. ``picked`` computes the results of a pointwise op for
+    some elements alone. ``also`` is another formula for the results; roundings in it are allowed
+    as well.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class Truth:
 
     @property
     def elements(self) -> int:
-        """Of its results, which it has in several forms."""
+        """The number of elements that it holds: those of its results, in several forms."""
         held = [t for t in self._exact if t is not None]
         return 1 + 4 * sum(t.numel() for t in held)
 
     def check(
         self, got: Results, errors: list[compare.Errors] | None = None, rough: bool = False
     ) -> None:
-        """Every result must be within the allowed error of the truth, or ``rough``-ly so."""
+        """Raise unless all results are within the allowed error, or a larger one if ``rough``."""
         self._demand_all(got)
         for i, (what, one) in enumerate(zip(self._names, got, strict=True)):
             if not isinstance(one, torch.Tensor | None):
@@ -142,7 +142,7 @@ class Truth:
             if one is None or theirs is None or right is None:
                 _check_absent(one, theirs, what)
                 continue
-            # What is not even roughly right may be a sum of which nothing is left but roundings.
+            # A result that is not even roughly right may be a sum of which only roundings are left.
             spreads = [self._rough_spread, self._spread] if rough else [self._spread]
             any_order = self._op.rowwise and what.startswith("grad_")
             alone = functools.partial(self._otherwise, i)
@@ -159,7 +159,7 @@ class Truth:
                 errors.append(found)
 
     def errors(self, got: Results) -> dict[str, compare.Errors]:
-        """How far results are from the truth, beside PyTorch's, by name; nothing is demanded."""
+        """The errors of results and of PyTorch, by name, without checking them."""
         self._demand_all(got)
         all_three = zip(got, self._torchs, self._exact, strict=True)
         return {
@@ -173,7 +173,7 @@ class Truth:
             raise compare.Mismatch(f"{self._op.name}: {len(got)} results, not {len(self._names)}")
 
     def _spread(self, i: int, samples: int, narrow: bool) -> torch.Tensor | None:
-        """How far roundings put result ``i`` from the truth: the root of the mean square."""
+        """The root mean square of what roundings do to result ``i``."""
         dtypes = [t.dtype for t in differentiable(self._case)]
         if narrow and not {torch.float16, torch.bfloat16} & set(dtypes):
             return None
@@ -199,7 +199,7 @@ class Truth:
 
     @functools.cached_property
     def _formulas(self) -> list[tuple[Callable[[Case], Results], Results]]:
-        """The formulas whose roundings count, each with what it gives without any."""
+        """The formulas whose roundings are allowed, each with its exact results."""
         found = [(self._results, self._exact)]
         if self._also is not None:
             with ShortSums():
@@ -208,16 +208,16 @@ class Truth:
 
     @functools.cached_property
     def _compute(self) -> torch.dtype:
-        """What kernels compute in."""
+        """The dtype that kernels compute in."""
         assert self._op.reference is not None
         with torch.no_grad():
             outputs = as_tuple(self._op.reference(*cast(nearby(self._case))))
         return compare.compute_dtype(outputs)
 
     def _rough_spread(self, i: int, samples: int, narrow: bool) -> torch.Tensor | None:
-        """A guess that is far too wide, for tensors of which samples take too long.
+        """A generous estimate of the spread, for tensors that take too long to sample.
 
-        What is read or written at a wrong place, left out or done twice is far beyond it.
+        Values that are read or written at a wrong place, left out or added twice exceed it by far.
         """
         exact, result = self._exact[i], self._torchs[i]
         assert exact is not None
@@ -229,13 +229,13 @@ class Truth:
         return (size + usual) * max(_ROUGH, torch.finfo(result.dtype).eps)
 
     def _otherwise(self, i: int, found: torch.Tensor) -> Iterator[torch.Tensor]:
-        """What else result ``i`` may be at these elements, whose NaN or Inf are not PyTorch's."""
+        """Other valid values of result ``i`` at elements whose NaN or Inf differ from PyTorch's."""
         if self._picked is not None:
             yield from self._alone(i, found)
         if self._saved is None:
             return
-        # Of an infinite gradient one form of a formula makes Inf, and another one Inf - Inf. The
-        # backward's own decides as well as autograd's does, but not what is finite.
+        # For an infinite gradient, one form of a formula gives Inf and another one Inf - Inf. The
+        # backward's own formula is as valid as autograd's, except for finite values.
         self._from_saved = self._from_saved or self._saved(None)
         own, theirs = self._from_saved[i], self._torchs[i]
         if own is not None and theirs is not None and not theirs.is_complex():
@@ -243,7 +243,7 @@ class Truth:
             yield torch.where(torch.isfinite(theirs) | torch.isfinite(own), theirs, own.to(theirs))
 
     def _alone(self, i: int, found: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Result ``i`` for single elements: by loops over vectors, and by loops over the rest."""
+        """Result ``i`` for single elements, computed by vectorised loops and by scalar loops."""
         assert self._picked is not None
         (wide,) = self._picked(lambda t: t.reshape(-1)[found].repeat_interleave(_WIDEST))[i : i + 1]
         if wide is not None:
@@ -255,7 +255,7 @@ class Truth:
     def roughly(self, got: Sequence[torch.Tensor | None]) -> bool:
         """Whether results are right but for rounding: in norm at most four times PyTorch's error.
 
-        A rounding of the dtype may come on top, for there are ops that PyTorch does exactly.
+        One rounding of the dtype is added, because PyTorch computes some ops exactly.
         """
         if len(got) != len(self._names):
             return False
@@ -264,7 +264,7 @@ class Truth:
                 return False
             if one is None or theirs is None or right is None:
                 if any(t is not None and bool(t.any()) for t in (one, theirs)):
-                    return False  # one has it, the other has not
+                    return False  # only one of the two exists
                 continue
             if one.shape != theirs.shape or not one.is_floating_point():
                 return False
@@ -276,7 +276,7 @@ class Truth:
 
 
 def _check_absent(got: torch.Tensor | None, torchs: torch.Tensor | None, what: str) -> None:
-    """No gradient and one of zeros mean the same."""
+    """Raise unless both gradients are absent. A missing gradient equals one of zeros."""
     given = got if torchs is None else torchs
     if given is not None and bool(given.any()):
         who, other = ("the op", "its reference") if torchs is None else ("the reference", "the op")

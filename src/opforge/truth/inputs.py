@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be done to a tensor of a case: other sizes, other strides, special values.
+"""Changes to a tensor of a case: other sizes, other strides, special values.
 
-Each function takes a tensor and returns one; a reproduction script is made of calls of these.
+Each function takes a tensor and returns a new one. Reproduction scripts call these functions.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from opforge.truth import guard
 
-FAR = 2**31  # elements apart, beyond what an int can index
-# That huge tensors repeat; a prime, so that an index which wraps around at a power of two meets
-# other ones.
+FAR = 2**31  # elements apart: more than an int can index
+# Huge tensors repeat this many elements. It is prime, so that an index that wraps around at a power
+# of two reads another value.
 VALUES = 10_007
 
 
 def resample(t: Tensor, shape: tuple[int, ...], seed: int = 0) -> Tensor:
-    """A contiguous tensor of another shape, its values drawn from those of ``t``.
+    """A contiguous tensor of another shape with values drawn from those of ``t``.
 
-    So labels stay labels, and masks stay masks.
+    Labels therefore stay labels, and masks stay masks.
     """
     count = torch.Size(shape).numel()
     flat = t.detach().cpu().reshape(-1)
@@ -34,36 +34,36 @@ def resample(t: Tensor, shape: tuple[int, ...], seed: int = 0) -> Tensor:
 
 
 def repeated(t: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A contiguous tensor of a huge shape that repeats some of ``t``, made on its device."""
+    """A contiguous tensor of a huge shape that repeats some values of ``t``, on its device."""
     count = torch.Size(shape).numel()
     flat = resample(t, (VALUES,))
     return flat.repeat(-(-count // flat.numel()))[:count].view(shape)
 
 
 def contiguous(t: Tensor) -> Tensor:
-    """Plain row-major memory."""
+    """The same values in contiguous memory."""
     return t.detach().contiguous()
 
 
 def contiguous_copy(t: Tensor) -> Tensor:
-    """Memory of its own, to be written to."""
+    """A contiguous copy, which may be written to."""
     return t.detach().clone(memory_format=torch.contiguous_format)
 
 
 def offset(t: Tensor) -> Tensor:
-    """The same values, one element further than the allocation starts: ``base[1:]``."""
+    """The same values, starting one element after the start of the allocation: ``base[1:]``."""
     flat = t.detach().reshape(-1)
     return torch.cat([flat[:1], flat])[flat[:1].numel() :].view(t.shape)
 
 
 def transposed(t: Tensor) -> Tensor:
-    """The same values, the first dim contiguous instead of the last."""
+    """The same values with the first dim contiguous instead of the last."""
     order = list(reversed(range(t.dim())))
     return t.detach().permute(order).contiguous().permute(order)
 
 
 def stepped(t: Tensor) -> Tensor:
-    """The same values, every other element of a larger tensor: ``base[..., ::2]``."""
+    """The same values as every other element of a larger tensor: ``base[..., ::2]``."""
     return torch.stack([t.detach(), t.detach()], -1)[..., 0]
 
 
@@ -78,7 +78,7 @@ def channels_last(t: Tensor) -> Tensor:
 
 
 def expanded(t: Tensor) -> Tensor:
-    """Every row the first one, by stride 0: ``t[:1].expand_as(t)``."""
+    """All rows equal to the first one, with stride 0: ``t[:1].expand_as(t)``."""
     return t.detach()[:1].expand(t.shape)
 
 
@@ -88,7 +88,7 @@ def expanded_last(t: Tensor) -> Tensor:
 
 
 def windows(t: Tensor) -> Tensor:
-    """Rows that overlap, each beginning one element after the one before: what ``unfold`` gives."""
+    """Overlapping rows, each starting one element after the previous one, as from ``unfold``."""
     flat, strides, span = t.detach().reshape(-1), [1] * t.dim(), 1
     for d in reversed(range(t.dim())):
         strides[d] = 1 if d >= t.dim() - 2 else span
@@ -99,17 +99,17 @@ def windows(t: Tensor) -> Tensor:
 
 
 def negative_view(t: Tensor) -> Tensor:
-    """The same values with torch's lazy minus sign set, as ``z.conj().imag`` has it."""
+    """The same values with torch's lazy negative bit set, as in ``z.conj().imag``."""
     return torch._neg_view(-t.detach())
 
 
 def more_dims(t: Tensor, count: int) -> Tensor:
-    """Two of it along each of so many new dims, before its own."""
+    """The tensor repeated twice along each of ``count`` new leading dims."""
     return t.detach().expand((2,) * count + t.shape).contiguous()
 
 
 def far_apart(t: Tensor, dim: int = 0) -> Tensor:
-    """The same values with 2^31 elements from one to the next along a dim, most never touched."""
+    """The same values with a stride of 2^31 elements along a dim. Most memory is never touched."""
     first = t.detach().movedim(dim, 0).contiguous()
     strides = (FAR, *first.stride()[1:])
     span = FAR * (first.shape[0] - 1) + first[0].numel()
@@ -118,12 +118,12 @@ def far_apart(t: Tensor, dim: int = 0) -> Tensor:
 
 
 def against_page(t: Tensor, side: guard.Side, name: str, writable: bool = False) -> Tensor:
-    """The same values, read-only, in memory that ends or begins at an inaccessible page."""
+    """The same values in read-only memory that ends or begins at an inaccessible page."""
     return guard.against_page(t, side, name, writable)
 
 
 def put(t: Tensor, value: float, seed: int = 0, share: float = 0.0) -> Tensor:
-    """A copy with ``value`` at one random place, or at a random share of the places."""
+    """A copy with ``value`` at one random position, or at a random share of all positions."""
     flat = contiguous_copy(t).reshape(-1)
     if flat.numel():
         generator = torch.Generator().manual_seed(seed)
@@ -133,24 +133,24 @@ def put(t: Tensor, value: float, seed: int = 0, share: float = 0.0) -> Tensor:
 
 
 def fill_row(t: Tensor, value: float) -> Tensor:
-    """A copy whose first row (along the last dim) is all ``value``."""
+    """A copy whose first row (along the last dim) is filled with ``value``."""
     copy = contiguous_copy(t)
     copy[(0,) * (t.dim() - 1)] = value
     return copy
 
 
 def shifted(t: Tensor, by: float) -> Tensor:
-    """A copy with ``by`` added: a mean much larger than the spread."""
+    """A copy with ``by`` added, so that the mean is much larger than the spread."""
     return t.detach() + by
 
 
 def scaled(t: Tensor, by: float) -> Tensor:
-    """A copy times ``by``."""
+    """A copy multiplied by ``by``."""
     return (t.detach().double() * by).to(t.dtype)
 
 
 def wide_range(t: Tensor, seed: int = 0) -> Tensor:
-    """Both signs and all sizes from the smallest normal number to 2^40, or what the dtype has."""
+    """Values of both signs from the smallest normal number to 2^40, or the limit of the dtype."""
     info = torch.finfo(t.dtype)
     least, most = math.log2(info.tiny), min(math.log2(info.max) - 6, 40.0)
     generator = torch.Generator().manual_seed(seed)
@@ -170,7 +170,7 @@ def ordered(t: Tensor) -> Tensor:
 
 
 def one_hot(t: Tensor) -> Tensor:
-    """1 once in each row, all else 0."""
+    """One 1 in each row, and 0 elsewhere."""
     hot = torch.zeros_like(t, memory_format=torch.contiguous_format)
     if t.dim() and t.numel():
         rows = hot.view(-1, t.shape[-1])
@@ -190,7 +190,7 @@ def to_device(t: Tensor, device: str) -> Tensor:
 
 
 def scalar(t: Tensor) -> Tensor:
-    """The first element, without dims."""
+    """The first element as a tensor without dims."""
     flat = t.detach().reshape(-1)
     return flat[0].clone() if flat.numel() else torch.zeros((), dtype=t.dtype, device=t.device)
 
@@ -205,24 +205,24 @@ def random_gradient(o: Tensor, seed: int = 0) -> Tensor:
 
 
 def narrow_gradient(o: Tensor, seed: int = 0) -> Tensor:
-    """A slice of wider rows: what ``torch.cat`` after the op hands back."""
+    """A slice of wider rows, as ``torch.cat`` after the op passes back."""
     return padded(random_gradient(o, seed)) if o.dim() else random_gradient(o, seed)
 
 
 def expanded_gradient(o: Tensor, seed: int = 0) -> Tensor:
-    """One value for all elements, by stride 0: what ``.sum()`` hands back."""
+    """One value for all elements, with stride 0, as ``.sum()`` passes back."""
     return random_gradient(o.new_empty(()), seed).expand(o.shape)
 
 
 def far_apart_gradient(o: Tensor, seed: int = 0) -> Tensor:
-    """Two rows far apart: what slicing a wide tensor after the op hands back; of other outputs a
-    gradient as it comes."""
+    """Two rows far apart, as slicing a wide tensor after the op passes back. For other outputs, an
+    ordinary gradient."""
     gradient = random_gradient(o, seed)
     return far_apart(gradient) if o.dim() and o.shape[0] == 2 else gradient
 
 
 def transposed_gradient(o: Tensor, seed: int = 0) -> Tensor:
-    """A gradient whose first dim is contiguous: what ``.t()`` after the op hands back."""
+    """A gradient whose first dim is contiguous, as ``.t()`` after the op passes back."""
     return transposed(random_gradient(o, seed))
 
 
@@ -232,7 +232,7 @@ def constant_gradient(o: Tensor, seed: int = 0) -> Tensor:
 
 
 def sparse_gradient(o: Tensor, seed: int = 0) -> Tensor:
-    """One element, all others 0: what ``y[i].backward()`` hands back."""
+    """One element, and 0 elsewhere, as ``y[i].backward()`` passes back."""
     flat = random_gradient(o, seed).reshape(-1)
     chosen = torch.arange(flat.numel(), device=o.device) == seed % max(flat.numel(), 1)
     return flat.masked_fill(~chosen, 0).view(o.shape)
@@ -244,7 +244,7 @@ def nan_gradient(o: Tensor, seed: int = 0) -> Tensor:
 
 
 def infinite_gradient(o: Tensor, seed: int = 0) -> Tensor:
-    """Inf and -Inf among random values: what a loss scale that is too large leaves."""
+    """Inf and -Inf among random values, as a too large loss scale produces."""
     return put(put(random_gradient(o, seed), float("inf"), seed), -float("inf"), seed + 1)
 
 
@@ -265,27 +265,27 @@ def subnormal_gradient(o: Tensor, seed: int = 0) -> Tensor:
 
 
 def huge_gradient(o: Tensor, seed: int = 0) -> Tensor:
-    """A loss scale of 2^16, as far as the dtype has it."""
+    """Values with a loss scale of 2^16, or as large as the dtype allows."""
     scale = min(2.0**16, torch.finfo(o.dtype).max / 16)
     return scaled(random_gradient(o, seed).clamp(-4, 4), scale)
 
 
 def gradient_against_page(o: Tensor, seed: int = 0) -> Tensor:
-    """A read-only gradient against an inaccessible page; to be made within ``guard.pages``."""
+    """A read-only gradient next to an inaccessible page. It must be made inside ``guard.pages``."""
     gradient = random_gradient(o, seed)
     return guard.against_page(gradient, guard.active_side(), "the gradient of the output")
 
 
 def repeated_gradient(o: Tensor, seed: int = 0) -> Tensor:
-    """Every row the first one, by stride 0: what ``.sum(0)`` after the op hands back."""
+    """All rows equal to the first one, with stride 0, as ``.sum(0)`` after the op passes back."""
     return expanded(random_gradient(o, seed)) if o.dim() else random_gradient(o, seed)
 
 
 def column_gradient(o: Tensor, seed: int = 0) -> Tensor:
-    """Every column the first one, by stride 0: what ``.sum(-1)`` after the op hands back."""
+    """All columns equal to the first, with stride 0, as ``.sum(-1)`` after the op passes back."""
     return expanded_last(random_gradient(o, seed)) if o.dim() else random_gradient(o, seed)
 
 
 def offset_gradient(o: Tensor, seed: int = 0) -> Tensor:
-    """A gradient one element further than its allocation starts."""
+    """A gradient that starts one element after the start of its allocation."""
     return offset(random_gradient(o, seed))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Truths found before: rows try the same values again, in another layout or at another place."""
+"""Caches truths, because rows try the same values in several layouts and places."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from opforge.op import Op
 from opforge.truth.expected import Case, Results, Truth
 
-_SMALL = 1 << 18  # elements of a case; larger ones come up once
-_MOST = 1 << 23  # elements of all cases and results that are remembered
+_SMALL = 1 << 18  # elements of a case; larger cases occur only once
+_MOST = 1 << 23  # elements of all cached cases and results
 
 
 class _Memory:
-    """Truths by what they are about, the last used at the end."""
+    """A cache of truths that drops the least recently used ones."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[Any, tuple[Truth, int]] = OrderedDict()
@@ -43,9 +43,9 @@ _memory = _Memory()
 def truth(
     op: Op, what: str, case: Case, grads: Results, find: Callable[[Case, Results], Truth]
 ) -> Truth:
-    """What ``find`` gives for these values, or gave when they came up last.
+    """The result of ``find`` for these values, from the cache if possible.
 
-    It is handed copies: a row may change a tensor when it has its answer.
+    ``find`` gets copies, because a row may change a tensor afterwards.
     """
     elements = sum(t.numel() for t in (*case, *grads) if isinstance(t, torch.Tensor))
     if elements > _SMALL:
@@ -65,7 +65,7 @@ def _copy(value: Any) -> Any:
 
 
 def _digest(value: Any) -> Any:
-    """The same for the same values, however they are laid out; 0.0 and -0.0 differ."""
+    """A key that is equal for equal values in any layout. 0.0 and -0.0 differ."""
     if not isinstance(value, torch.Tensor):
         return f"{type(value).__name__} {value!r}"
     plain = torch.empty(value.numel(), dtype=value.dtype)

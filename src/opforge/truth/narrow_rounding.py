@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a reference that rounds to 16 bits on the way does to its results."""
+"""Random roundings of a reference's 16-bit intermediate results, to measure their effect."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from torch import Tensor
 
 from opforge.truth.rounding import EXACT, Mode, name_of
 
-_ODD = -0x61C8864680B583EB  # 2^64 by the golden ratio: a factor that spreads bits
+_ODD = -0x61C8864680B583EB  # 2^64 divided by the golden ratio: a factor that spreads bits
 
 
 class NarrowRounding(Mode):
-    """Inside, every 16-bit result is rounded up or down at random, as its neighbours are near.
+    """A mode that rounds every 16-bit result up or down at random, the nearer one more often.
 
-    Here the reference is run in the dtypes of a case. Where it rounds to 16 bits on the way, an
-    implementation may do so, too, there or elsewhere, or not at all.
+    The reference runs in the dtypes of a case. If it rounds intermediate results to 16 bits, an
+    implementation may do that as well, at the same points, at others, or not at all.
     """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._random = random.Random(seed)
-        # By address: what was rounded, kept so that no other takes its place, and what it was.
+        # Address -> the rounded result (kept alive, so that it keeps its address), its exact value.
         self._exact: dict[int, tuple[Tensor, Tensor]] = {}
 
     def unrounded(self, result: Tensor | None) -> Tensor | None:
-        """A result before its own rounding, which is allowed for anyway."""
+        """A result before its own rounding, which is always allowed."""
         if result is None or result.data_ptr() not in self._exact:
             return result
         rounded, exact = self._exact[result.data_ptr()]
@@ -56,7 +56,7 @@ class NarrowRounding(Mode):
         results = list(real) if several else [real]
         if not any(_is_narrow(r) for r in results):
             return real
-        if name == "_to_copy":  # which may move to another device, too
+        if name == "_to_copy":  # which may also move to another device
             wide = args[0].double().to(real.device)
         else:
             wide = func(*(a.double() if _is_inexact(a) else a for a in args), **kwargs)
@@ -73,9 +73,9 @@ class NarrowRounding(Mode):
         return (exact + self._noise(exact) * spacing).to(dtype)
 
     def _noise(self, exact: Tensor) -> Tensor:
-        """From -1/2 to 1/2 for each value; equal ones are rounded alike, and their errors add up.
+        """A number from -1/2 to 1/2 for each value, from a hash of its bits.
 
-        A hash of the bits: of a row that is repeated all roundings are the same.
+        Equal values are rounded equally, so that their errors add up.
         """
         mixed = exact.double().view(torch.int64) ^ self._random.getrandbits(63)
         for _ in range(2):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the wrong elements of a result lie, in words: that is often half the diagnosis."""
+"""Describes in words where the wrong elements of a result are, which often shows the cause."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 
 def describe(wrong: torch.Tensor) -> str:
-    """Words for the positions where ``wrong`` is true (somewhere it is)."""
+    """Describe the positions where ``wrong`` is true. It must be true somewhere."""
     count, total = int(wrong.sum()), wrong.numel()
     if count == total:
         return "everywhere" if total > 1 else "in its only element"
@@ -27,7 +27,7 @@ def describe(wrong: torch.Tensor) -> str:
 
 
 def _run(name: str, wrong: torch.Tensor) -> str:
-    """Words for a set of numbers: the first, the last, a range, every n-th, or how many."""
+    """Describe a set of indices: the first, the last, a range, every n-th, or their number."""
     found = wrong.nonzero().flatten()
     first, last, count, total = int(found[0]), int(found[-1]), len(found), len(wrong)
     if count == total:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rounding does to a formula: float64 arithmetic with random roundings put in.
+"""Monte Carlo arithmetic: measures how much rounding changes the results of a formula.
 
-This is Monte Carlo arithmetic. The reference is run in float64, and every intermediate result is
-moved by a random relative error of the dtype that kernels compute in. Several such runs show, for
-each element, how far honest implementations of the formula are from the exact value. How they are
-spread does not depend on one implementation's luck, and an element beside large ones has its own.
+The reference runs in float64, and every intermediate result is moved by a random relative error of
+the dtype that kernels compute in. Several such runs show how far correct implementations of the
+formula are from the exact value, for each element. This spread does not depend on the luck of one
+implementation, and an element next to large ones has its own spread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# These only move, choose or compare values, or flip a sign: nothing is rounded.
+# These ops only move, choose or compare values, or flip a sign. They do not round.
 EXACT = _names(
     """
     abs alias amax amin arange as_strided bernoulli cat ceil clamp clamp_max clamp_min clone
@@ -43,7 +43,7 @@ EXACT = _names(
     view_as_complex real imag
     """
 )
-# Elementwise functions that a kernel may evaluate after rounding their argument, too.
+# Elementwise functions. A kernel may round their argument before it evaluates them.
 _FUNCTIONS = _names(
     """
     acos acosh asin asinh atan atan2 atanh cos cosh digamma erf erfc erfinv exp exp2 expm1 i0
@@ -52,12 +52,14 @@ _FUNCTIONS = _names(
 )
 _ARITHMETIC = _names("add add_ sub sub_ rsub mul mul_ div div_ square remainder fmod")
 _PRODUCTS = _names("mm bmm dot mv convolution")
-_MOST_PRODUCTS = 1 << 21  # that are added up one by one, to see what comes of it
-# Each element of a result is a sum of given ones, those that an index names.
+_MOST_PRODUCTS = (
+    1 << 21
+)  # at most so many products are added one by one, to measure the error of that order
+# Each element of the result is a sum of elements that an index selects.
 _SCATTERS = _names(
     "embedding_dense_backward index_add index_put put scatter_add unfold_backward _unsafe_index_put"
 )
-# Random signs that are drawn at least, and places at least to begin at.
+# The fewest random signs that are drawn, and the fewest positions to start at.
 _POOL, _SHIFTS = 1 << 16, 1 << 12
 
 
@@ -65,7 +67,7 @@ _pools: dict[torch.device, Tensor] = {}
 
 
 def _signs_for(count: int, device: torch.device) -> Tensor:
-    """More random signs than that, to be begun with anywhere: drawing afresh takes most time."""
+    """More than ``count`` random signs. Callers start anywhere, because drawing anew is slow."""
     pool = _pools.get(device)
     if pool is None or len(pool) < count + _SHIFTS:
         drawn = torch.empty(2 * max(count, _POOL), dtype=torch.float64, device=device)
@@ -76,7 +78,7 @@ def _signs_for(count: int, device: torch.device) -> Tensor:
 
 
 class Mode(TorchDispatchMode):
-    """A mode without the guard against compilation, which costs more than what it guards."""
+    """A dispatch mode without torch's guard against compilation, which costs a lot of time."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -85,12 +87,12 @@ class Mode(TorchDispatchMode):
 
 @functools.cache
 def name_of(func: Any) -> str:
-    """The name of one of torch's operators, without its namespace; others keep theirs."""
+    """The name of an operator, without the namespace if it is torch's own."""
     return str(func._schema.name.removeprefix("aten::"))
 
 
 def _flat(args: tuple[Any, ...]) -> Iterator[Any]:
-    """The arguments, and those in lists among them."""
+    """The arguments, with lists among them flattened."""
     for a in args:
         if isinstance(a, (tuple, list)):
             yield from a
@@ -99,13 +101,13 @@ def _flat(args: tuple[Any, ...]) -> Iterator[Any]:
 
 
 class RandomRounding(Mode):
-    """Inside, every float64 result is moved by a random rounding of ``compute``'s precision.
+    """A mode that moves every float64 result by a random rounding of ``compute``'s precision.
 
     Args:
         compute: the dtype that kernels compute in: float32, or float64.
-        seed: chooses the roundings.
-        results: the dtype of results. For 16 bits the functions of a kernel need not be as exact
-            as float32 is; those of GPUs are good to some 2^-11.
+        seed: seed of the roundings.
+        results: the dtype of results. For 16 bits, functions in a kernel need not be as exact as
+            float32; those of GPUs have errors of about 2^-11.
     """
 
     def __init__(
@@ -113,7 +115,7 @@ class RandomRounding(Mode):
     ) -> None:
         super().__init__()
         info = torch.finfo(compute)
-        # Half an ulp would be lost in float64's own rounding.
+        # For float64, half an ulp would be lost in the rounding of the simulation itself.
         self._unit = info.eps if compute == torch.float64 else info.eps / 2
         self._least = info.smallest_normal * self._unit
         self._most = info.max
@@ -149,7 +151,7 @@ class RandomRounding(Mode):
             if done is not None:
                 return done
         if name not in _ARITHMETIC and not func._schema.is_mutable:
-            # A function, or an op of which nothing is known: it may add up what it is given.
+            # A function, or an unknown op, which may add up its arguments.
             terms = 1 if name in _FUNCTIONS else _most_terms(func, args, kwargs)
             args = tuple(self._rounded(a, self._unit * math.sqrt(terms)) for a in args)
         result = func(*args, **kwargs)
@@ -162,13 +164,13 @@ class RandomRounding(Mode):
         return self._rounded(result, self._function_unit if name in _FUNCTIONS else self._unit)
 
     def _signs(self, like: Tensor) -> Tensor:
-        """Random 1 and -1: the extremes, because a mean over roundings must not hide the worst."""
+        """Random 1 and -1. These are the extremes, so that averages do not hide the worst case."""
         pool = _signs_for(like.numel(), like.device)
         begin = self._draw.randrange(len(pool) - like.numel())
         return pool[begin : begin + like.numel()].view(like.shape)
 
     def _moved(self, value: Tensor, size: Tensor) -> Tensor:
-        """``value`` with a random error of this size; what is zero or not finite stays."""
+        """``value`` with a random error of this size. Zeros and non-finite values are unchanged."""
         if value.is_complex():
             parts = torch.view_as_real(value.resolve_conj())
             size = torch.where(torch.isfinite(size), size, 0.0).unsqueeze(-1)
@@ -177,13 +179,13 @@ class RandomRounding(Mode):
         return self._in_range(value + self._signs(value) * size)
 
     def _in_range(self, value: Tensor) -> Tensor:
-        """What overflows in a kernel does so here: the sigmoid of -90 is 0 by an infinity."""
+        """Overflow to infinity as a kernel does, where the sigmoid of -90 is 0 by an infinity."""
         if value.numel() and not bool(value.abs().amax() <= self._most):  # or a NaN
             return torch.where(value.abs() > self._most, value * math.inf, value)
         return value
 
     def _rounded(self, value: Any, unit: float = 0.0) -> Any:
-        """One rounding, or another relative error."""
+        """``value`` with one rounding, or with a relative error of ``unit``."""
         unit = unit or self._unit
         if not _is_wide(value) or not value.numel():
             return value
@@ -191,14 +193,15 @@ class RandomRounding(Mode):
             return self._moved(value, value.abs() * unit)
         moved = torch.addcmul(value, value, self._signs(value), value=unit)
         size = value.abs()
-        least, most = size.aminmax()  # NaN if one is: neither comparison holds then
+        least, most = size.aminmax()  # both are NaN if a value is; then neither comparison holds
         if not bool(least >= self._least / unit):
-            small = (size < self._least / unit) & (value != 0)  # whose rounding is larger
+            # Small values have a larger relative rounding.
+            small = (size < self._least / unit) & (value != 0)
             if bool(small.any()):
                 moved = torch.where(small, self._moved(value, size * unit), moved)
         if bool(most <= self._most / 2):
             return moved
-        # An infinity stays one: moved by a part of itself it would be NaN, and so a whole row.
+        # An infinity is not moved: a relative error would make it NaN, and so a whole row.
         return self._in_range(torch.where(torch.isinf(value), value, moved))
 
     def _summed(
@@ -209,13 +212,13 @@ class RandomRounding(Mode):
         serial: Tensor | None = None,
         products: bool = False,
     ) -> Tensor:
-        """A sum of ``count + 1`` terms in any order, one rounding each.
+        """A sum of ``count + 1`` terms in any order, with one rounding each.
 
-        ``root`` is that of the sum of their squares. The error is that of partial sums: about as
-        large as random signs make them, or, where terms have one sign, growing up to the total.
-        ``serial`` is what comes of adding one by one: of equal terms many roundings have the same
-        sign. A sum of subnormal terms is exact, but ``products`` that are subnormal are rounded
-        before they are added.
+        ``root`` is the square root of the sum of their squares. The error is relative to the
+        partial sums. With random signs these stay near ``root``; with one sign they grow up to
+        the total. ``serial`` is the result of adding one by one, where many roundings of equal
+        terms have the same sign. A sum of subnormal terms is exact, but subnormal ``products``
+        are rounded before they are added.
         """
         partial = torch.maximum(root, total.abs() / math.sqrt(3))
         size = partial * self._unit * (count**0.5)
@@ -224,10 +227,10 @@ class RandomRounding(Mode):
         off = torch.zeros_like(size) if serial is None else (serial - total).abs()
         whole = (off > size) & torch.isfinite(off) & (self._seed % 16 == 0)
         size = torch.maximum(size, off / 4)
-        # A total of exactly 0 may be one of terms that cancel: another order may leave something.
+        # A total of exactly 0 may come from terms that cancel. Another order may leave a rest.
         rest = self._signs(total) * size
         moved = torch.where((total == 0) & (root > 0), rest, self._moved(total, size))
-        # Now and then all of it: a part will not do where the formula goes on to square it.
+        # For some seeds the whole difference, because a part is too little if it is squared later.
         return moved if serial is None else torch.where(whole, serial, moved)
 
     def _sum(self, func: Any, mean: bool, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -235,7 +238,7 @@ class RandomRounding(Mode):
         count = x.numel() // max(total.numel(), 1)
         if not _is_wide(total) or count < 2 or not _is_wide(x):
             return self._rounded(total) if mean else total
-        if mean:  # in sums, not in means
+        if mean:  # convert from means to sums
             total = total * count
         dim = args[1] if len(args) > 1 and args[1] else None
         root = root_of_squares(lambda x: x.sum(dim), x).reshape(total.shape)
@@ -243,7 +246,7 @@ class RandomRounding(Mode):
         return moved / count if mean else moved
 
     def _one_by_one(self, x: Tensor, dim: Any, shape: torch.Size) -> Tensor | None:
-        """The sum in the dtype of kernels, term by term."""
+        """The sum in the kernels' dtype, added term by term, or None on a GPU."""
         if x.device.type != "cpu":
             return None
         dims = range(x.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
@@ -254,7 +257,7 @@ class RandomRounding(Mode):
         return total.contiguous().to(x.dtype).reshape(shape)
 
     def _narrow(self, value: Tensor) -> Tensor:
-        """In the dtype of kernels."""
+        """``value`` in the kernels' dtype."""
         dtype = self._compute.to_complex() if value.is_complex() else self._compute
         return value.resolve_conj().to(dtype)
 
@@ -269,7 +272,7 @@ class RandomRounding(Mode):
         return self._summed(total, root, count, serial)
 
     def _logcumsumexp(self, func: Any, x: Tensor, dim: int) -> Tensor:
-        """Logarithms that are rounded at every step, each by as much as the largest so far."""
+        """logcumsumexp with a rounding at every step, relative to the largest value so far."""
         result: Tensor = func(self._rounded(x), dim)
         if not result.dim() or not result.numel():
             return result
@@ -277,7 +280,7 @@ class RandomRounding(Mode):
         return self._moved(result, largest * self._unit * (_places(x, dim) + 1).sqrt())
 
     def _product(self, func: Any, name: str, args: tuple[Any, ...], kwargs: Any) -> Tensor:
-        """Sums of products; their number follows from the second operand."""
+        """Sums of products. Their number of terms follows from the second operand."""
         total: Tensor = func(*args, **kwargs)
         if not _is_wide(total):
             return total
@@ -293,7 +296,7 @@ class RandomRounding(Mode):
         return self._summed(total, root, max(count, 1), serial, products=True)
 
     def _products_one_by_one(self, a: Tensor, b: Tensor) -> Tensor | None:
-        """The sums of products in the dtype of kernels, term by term, where they are few enough."""
+        """Sums of products in the kernels' dtype, term by term, or None if there are too many."""
         if b.dim() > 1:
             a, b = a.unsqueeze(-2), b.transpose(-1, -2).unsqueeze(-3)
         terms = torch.broadcast_shapes(a.shape, b.shape)
@@ -305,9 +308,9 @@ class RandomRounding(Mode):
     def _moments(
         self, name: str, x: Tensor, dim: Any = None, correction: Any = 1, keepdim: bool = False
     ) -> Any:
-        """Variance and standard deviation by differences to the mean, as honest kernels take them.
+        """Variance and standard deviation from differences to the mean, as good kernels do.
 
-        That of one pass (Welford's) is another mean for each term, with the roundings of its sum.
+        In Welford's one-pass algorithm, each term has another mean, with the roundings of its sum.
         """
         if isinstance(dim, bool):  # var(x, unbiased)
             dim, correction = None, int(dim)
@@ -327,7 +330,7 @@ class RandomRounding(Mode):
         return result
 
     def _scattered(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Tensor:
-        """Sums whose terms an index chooses; how many there are, the same op says of ones."""
+        """Sums whose terms an index selects. The same op on ones counts the terms."""
 
         def of(change: Callable[[Tensor], Tensor]) -> Tensor:
             made: Tensor = func(*(change(a) if _is_wide(a) else a for a in args), **kwargs)
@@ -339,27 +342,27 @@ class RandomRounding(Mode):
         scale = max(power_of_two(a) for a in args if _is_wide(a))
         root = of(lambda a: (a.abs() / scale).square()).sqrt() * scale
         count = (of(lambda a: torch.ones_like(a.abs())) - 1).clamp(min=0)
-        # On a CPU torch adds these one by one.
+        # On the CPU, torch adds these one by one.
         serial = of(self._narrow).to(total.dtype) if total.device.type == "cpu" else None
         return self._summed(total, root, count, serial)
 
 
 def _running_sums(x: Tensor, dim: int) -> Tensor:
-    """Sums up to each element, term by term; numpy adds so, torch does not."""
-    import numpy as np  # not needed, and not imported, where nothing is compared
+    """Running sums, added term by term. numpy adds in this order, torch does not."""
+    import numpy as np  # imported here, because only comparisons need it
 
     return torch.from_numpy(np.add.accumulate(x.numpy(), axis=dim))
 
 
 def _places(x: Tensor, dim: int) -> Tensor:
-    """0, 1, 2 and so on along a dim."""
+    """Positions 0, 1, 2, … along a dim."""
     shape = [1] * x.dim()
     shape[dim] = x.shape[dim]
     return torch.arange(x.shape[dim], dtype=torch.float64, device=x.device).view(shape)
 
 
 def _most_terms(func: Any, args: tuple[Any, ...], kwargs: Any) -> int:
-    """How many terms an element of a result adds up, at most, by the numbers of elements."""
+    """An upper limit of terms per element of a result, from the numbers of elements."""
     given = [a.numel() for a in args if isinstance(a, Tensor)]
     result = func(*args, **kwargs)
     results = result if isinstance(result, (tuple, list)) else [result]
@@ -368,7 +371,7 @@ def _most_terms(func: Any, args: tuple[Any, ...], kwargs: Any) -> int:
 
 
 def random_rounding(value: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
-    """A float64 tensor with the error of a rounding to ``dtype``: up or down, at random."""
+    """A float64 tensor with a random error of the size of a rounding to ``dtype``."""
     if not _is_wide(value) or not dtype.is_floating_point or value.is_complex():
         return value
     mode = RandomRounding(dtype, seed)
@@ -380,7 +383,7 @@ def _is_wide(value: Any) -> bool:
 
 
 def _decomposed(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-    """What torch's own decomposition of an op gives; None if there is none."""
+    """The result of torch's own decomposition of an op, or None if it has none."""
     known = _decompositions().get(func)
     if known is None:
         return None
@@ -390,6 +393,6 @@ def _decomposed(func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
 
 def _decompositions() -> dict[Any, Callable[..., Any]]:
     import torch._decomp
-    import torch._refs  # which adds its own
+    import torch._refs  # registers more decompositions
 
     return torch._decomp.decomposition_table

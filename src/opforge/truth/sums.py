@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sums in float64 that err less than a kernel may, and what tells how much that is."""
+"""Sums in float64 with a smaller error than a kernel may have, and helpers for error bounds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 def short_cumsum(x: Tensor, dim: int) -> Tensor:
-    """torch.cumsum by blocks, and then the blocks before each.
+    """torch.cumsum in blocks, plus the sum of all previous blocks.
 
-    On a CPU torch adds one by one: of equal terms many roundings have the same sign, and in float64
-    the truth would be further from the exact sums than a kernel may be.
+    On the CPU, torch adds one by one. Many roundings of equal terms then have the same sign, and
+    the float64 truth would be further from the exact sums than a kernel may be.
     """
     n = x.shape[dim] if x.dim() else 0
     if n < 2:
@@ -27,7 +27,7 @@ def short_cumsum(x: Tensor, dim: int) -> Tensor:
 
 
 def root_of_squares(add: Callable[..., Tensor], *factors: Tensor) -> Tensor:
-    """The root of what ``add`` makes of squares; at the ends of float64 squares have no room."""
+    """The square root of a sum of squares by ``add``, scaled so that squares do not overflow."""
     factors = tuple(f.abs() if f.is_complex() else f for f in factors)
     scales = [power_of_two(f) for f in factors]
     squares = add(*((f / s).square() for f, s in zip(factors, scales, strict=True)))
@@ -35,6 +35,6 @@ def root_of_squares(add: Callable[..., Tensor], *factors: Tensor) -> Tensor:
 
 
 def power_of_two(x: Tensor) -> float:
-    """One that makes the largest finite number of a tensor something between 1 and 2."""
+    """A power of two that scales the largest finite number of a tensor to between 1 and 2."""
     largest = float(x.detach().abs().nan_to_num(0, 0, 0).amax()) if x.numel() else 0.0
     return math.ldexp(1.0, max(math.frexp(largest)[1] - 1, -1022)) if largest else 1.0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""row_max: the largest of each row of 2048 floats. It takes as long as reading them."""
+"""row_max: the maximum of each row of 2048 floats. It takes as long as reading them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from opforge.op import Make, Op
 
-WIDTH = 2048  # floats: 8 KB that a warp reads with sixteen 16-byte loads per thread
+WIDTH = 2048  # floats: 8 KB, which a warp reads with sixteen 16-byte loads per thread
 
 
 def validate(x: Tensor) -> None:
-    """Rows of 2048, one after the other."""
+    """x is contiguous, with rows of 2048 elements."""
     if x.dim() != 2 or x.shape[1] != WIDTH or not x.is_contiguous():
         raise ValueError(
             f"row_max: x must be contiguous, of shape (rows, {WIDTH}); got {tuple(x.shape)}"
@@ -23,7 +23,7 @@ def validate(x: Tensor) -> None:
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Few rows, and more than a block's."""
+    """Few rows, and more rows than a block processes."""
     for rows in (1, 3, 33):
         yield (make(rows, WIDTH),)
 

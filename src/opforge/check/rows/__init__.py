@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of the scoreboard, by what they are about."""
+"""The rows of the scoreboard, grouped by subject."""

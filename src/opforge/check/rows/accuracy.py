@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The row about results that are right and could be more exact: it tells, and does not refuse."""
+"""The row that remarks on results that are right but less accurate than they could be."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from opforge.check.row import NotApplicable, Trial, row
 from opforge.check.situation import Situation
 from opforge.truth import cases, compare, inputs
 
-_LONG, _SMALL = 1 << 14, 2  # a dim, and what others are cut to
-_MOST = 32 * _LONG  # elements of a case: more take seconds
-_ENOUGH = 8  # elements of a result that a mean is taken of, and calls for them at most
-# Of 2^14 float32 terms PyTorch errs by 0.7 to 2 ulp (rms), sums in blocks of 128 or in 128 lanes by
-# at most 4 times as much, a sum one by one by 12 to 40 times as much.
+_LONG, _SMALL = 1 << 14, 2  # the long dim, and the size of the others
+_MOST = 32 * _LONG  # elements of a case; larger ones take seconds
+_ENOUGH = 8  # elements that a mean needs, and the most calls to get them
+# For 2^14 float32 terms, PyTorch's rms error is 0.7 to 2 ulp. Sums in blocks of 128 or in 128 lanes
+# have at most 4 times that error, and a sum that adds one by one has 12 to 40 times.
 _TIMES = 8
-_ONE_ROUNDING = 12**-0.5  # ulp, the rms of what is rounded once: an error below is luck
+_ONE_ROUNDING = 12**-0.5  # ulp, the rms error of one rounding; less is luck
 
 
 @dataclass
@@ -42,10 +42,11 @@ class _Compared:
     0,
     "accuracy",
     "c s g",
-    "A sum term by term is right, and loses digits that other orders keep: that is told.",
+    "A sum that adds term by term is right, but loses digits that other orders keep. The row "
+    "passes with a remark.",
 )
 def accuracy(t: Trial) -> None:
-    """One dim long, each in turn: how far the op is from the truth, and how far PyTorch is."""
+    """Make each dim long in turn, and compare the op's error with PyTorch's."""
     found: list[_Compared] = []
     # In float64 the truth is PyTorch's own result.
     dtypes = [d for d in t.dtypes if d.is_floating_point and d != torch.float64]
@@ -54,12 +55,12 @@ def accuracy(t: Trial) -> None:
             for chosen in _sizes(t, base):
                 found += _of_one(t, base, chosen)
     if not found:
-        raise NotApplicable("no result in less than float64")
+        raise NotApplicable("it has no result in a dtype narrower than float64")
     worst = max(found, key=lambda c: c.ratio)
     t.note = f"at worst: {worst}"
     if worst.ratio > _TIMES:
         s = t.trying(worst.situation)
-        s.both()  # whether it is right at all
+        s.both()  # fails if the result is wrong
         shapes = ", ".join(f"{n} {tuple(x.shape)}" for n, x in s.tensors.items())
         better = "add in blocks, or in several accumulators"
         if t.op.pointwise:
@@ -78,7 +79,7 @@ def _sizes(t: Trial, base: Situation) -> list[int]:
 
 
 def _of_one(t: Trial, base: Situation, chosen: int) -> list[_Compared]:
-    """All results of a case with one size long; with other values again where results are few."""
+    """The errors of all results with one size long; repeated with other values if they are few."""
     errors: dict[str, compare.Errors] = {}
     last = base
     for turn in range(_ENOUGH):
@@ -100,7 +101,7 @@ def _of_one(t: Trial, base: Situation, chosen: int) -> list[_Compared]:
 
 
 def _errors(s: Situation) -> dict[str, compare.Errors]:
-    """Of outputs, and of gradients where there are any."""
+    """The errors of the outputs, and of the gradients if there are any."""
     with torch.no_grad():
         outputs, truth = cases.outputs_and_truth(s.op, s.case, s.place)
     with cases.one_thread():

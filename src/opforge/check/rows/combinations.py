@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about what comes together: options, layouts, dtypes and gradients in pairs, and ranks."""
+"""Rows about combinations: pairs of options, layouts, dtypes and gradients; and ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GRADIENTS = (
     inputs.transposed_gradient,
 )
 _LEADING = (2, 3, 2, 3, 2, 3)  # sizes of added dims: none of them is 1
-_TRIES = 30  # of which the one with the most new pairs is taken
+_TRIES = 30  # random choices; the one with the most new pairs is taken
 
 Choice = dict[str, Any]
 
@@ -37,10 +37,11 @@ Choice = dict[str, Any]
     80,
     "pairs",
     "c s g",
-    "A strided weight with a frozen bias and no mask: each alone is right.",
+    "Some faults need two choices at once, for example a strided weight and a frozen bias. Each "
+    "alone is right.",
 )
 def pairs(t: Trial) -> None:
-    """Every two choices together: None, gradients wanted, parameter dtypes, layouts, gradients."""
+    """Test every pair of choices: None, gradients wanted, parameter dtypes, layouts, gradients."""
     count = 0
     for base in t.kinds():
         most = 200 if t.full else 8
@@ -83,7 +84,7 @@ def _factors(t: Trial, base: Situation) -> dict[str, tuple[Any, ...]]:
 
 
 def _made(base: Situation, choice: Choice) -> Situation | None:
-    """``base`` as chosen."""
+    """``base`` with these choices."""
     s = base
     for name, tensor in base.tensors.items():
         if not choice.get(f"{name} is there", True):
@@ -102,7 +103,7 @@ def _made(base: Situation, choice: Choice) -> Situation | None:
 
 
 def covering(factors: dict[str, tuple[Any, ...]], most: int, seed: int) -> list[Choice]:
-    """At most so many choices in which every two values of two factors meet, if that suffices."""
+    """At most ``most`` choices that contain every pair of two factors' values, if that suffices."""
     draw = random.Random(seed)
     names = list(factors)
     left = {
@@ -117,7 +118,7 @@ def covering(factors: dict[str, tuple[Any, ...]], most: int, seed: int) -> list[
         best: tuple[int, dict[str, int], set[Any]] = (-1, {}, set())
         for _ in range(_TRIES):
             one = {n: draw.randrange(len(factors[n])) for n in names}
-            a, i, b, j = draw.choice(missing)  # begin with a pair that has not met
+            a, i, b, j = draw.choice(missing)  # start with a missing pair
             one |= {a: i, b: j}
             met = {(a, one[a], b, one[b]) for a, b in itertools.combinations(names, 2)} & left
             if len(met) > best[0]:
@@ -127,9 +128,14 @@ def covering(factors: dict[str, tuple[Any, ...]], most: int, seed: int) -> list[
     return chosen
 
 
-@row(80, "ranks", "c s g", "Seven dims are as good as two, and so is none.")
+@row(
+    80,
+    "ranks",
+    "c s g",
+    "An op must work for tensors with no dims or with six as well as for those with two.",
+)
 def ranks(t: Trial) -> None:
-    """Each case with its leading dim taken away, or split into several; none has the size 1."""
+    """Remove the leading dim of each case, or replace it by several; none has size 1."""
     tried = 0
     for base in t.kinds(t.dtypes[0]):
         most = max(base.tensors.values(), key=lambda x: x.dim())
@@ -141,11 +147,11 @@ def ranks(t: Trial) -> None:
                 tried += 1
                 t.trying(s).both()
     if not tried:
-        raise NotApplicable("it takes tensors of one rank alone")
+        raise NotApplicable("it takes tensors of one rank only")
 
 
 def _led(base: Situation, first: int, leading: tuple[int, ...], dims: int) -> Situation | None:
-    """Where tensors have the leading size ``first``, other leading sizes."""
+    """``base`` with other leading sizes for the tensors whose leading size is ``first``."""
     s = base
     for name, tensor in base.tensors.items():
         if tensor.dim() == dims and tensor.shape[0] == first:

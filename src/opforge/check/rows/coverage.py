@@ -23,8 +23,8 @@ _SHOWN = 12  # stretches of code that a report names
     0,
     "found-cases",
     "c s g",
-    "Cases that a search found to reach what others do not: sizes the code compares with, rare "
-    "layouts, frozen arguments; against float64 truth.",
+    "A search has found cases that reach code that others do not: sizes the code compares with, "
+    "rare layouts, frozen arguments. Each is compared with the truth in float64.",
 )
 def found_cases(t: Trial) -> None:
     """Outputs and gradients of every found case are near the truth."""
@@ -32,7 +32,7 @@ def found_cases(t: Trial) -> None:
     tried = 0
     for s, recipe in t.found():
         last_words(s.describe())
-        with poison(t.place.device):  # a path of its own may have memory of its own
+        with poison(t.place.device):  # a special path may have a workspace of its own
             recipes.compare(s, recipe)
         tried += 1
     if not tried:
@@ -54,7 +54,7 @@ def coverage(t: Trial) -> None:
     search.replay(t.recipes())
     reached = search.reached()
     if not reached.points:
-        raise NotRun("no debug information of the op's sources was found in its library")
+        raise NotRun("the op's library has no debug information about its sources")
     own, headers = reached.of(lines.is_own), reached.of(lambda file: not lines.is_own(file))
     t.coverage = {
         "share": own.share,
@@ -69,15 +69,15 @@ def coverage(t: Trial) -> None:
     t.note = f"{own.share:.0%} of {len(own.points)} blocks"
     t.note += f" ({reached.share:.0%} of {len(reached.points)} with opforge's headers)"
     if own.named:
-        t.note += f", {len(own.named)} named as unreached"
+        t.note += f", {len(own.named)} marked as unreached"
     if texts:
         listed = "; ".join(texts[:_SHOWN]) + (" …" if len(texts) > _SHOWN else "")
         t.note += f"; not reached: {listed}"
         if t.full:
             raise Fault(
                 "\n".join(f"not reached: {text}" for text in texts[:_SHOWN])
-                + "\nadd a case to the record that gets there, delete the code, or say why no test "
-                "can: `// unreached: <reason>`"
+                + "\nadd a case to the record that reaches it, delete the code, or say why no test "
+                "can reach it: `// unreached: <reason>`"
             )
 
 
@@ -89,23 +89,23 @@ def coverage(t: Trial) -> None:
     "which few tests have memory.",
 )
 def narrowing(t: Trial) -> None:
-    """No kernel or host code puts 64-bit integers into 32 bits, but by an explicit cast."""
+    """No kernel or host code puts a 64-bit integer into 32 bits without an explicit cast."""
     _refuse(t)
     built = compile.build([plan(t.op, COVERAGE[t.place.name])])[0]
     if places := built.manifest["narrowing"]:
         listed = "\n".join(places[:_SHOWN]) + ("\n…" if len(places) > _SHOWN else "")
         raise Fault(
-            f"{listed}\nkeep it in int64_t, or, where it is known to fit, say so by a cast: int(…)"
+            f"{listed}\nkeep it in int64_t, or cast it explicitly if it is known to fit: int(…)"
         )
     t.note = "no 64-bit integer is put into 32 bits"
 
 
 def _refuse(t: Trial) -> None:
-    """Raise where there is no code to look at, or nothing to look at it with."""
+    """Raise if there is no code to look at, or no tool to look at it with."""
     if t.place.name == "cuda":
         return
     if platform.machine() != "x86_64":
-        raise NotRun(f"coverage reads x86-64 machine code, this is {platform.machine()}")
+        raise NotRun(f"coverage reads x86-64 machine code, but this CPU is {platform.machine()}")
     try:
         reason = stored.missing(t.op, t.place.name)
     except ToolchainError as error:

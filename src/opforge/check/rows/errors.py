@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows whose right answer may be an error: its text must name the argument and what was wrong."""
+"""Rows whose right result may be an error, which must name the argument and what is wrong."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def _refused(s: Situation, kinds: tuple[type[Exception], ...], what: str) -> str
     except Exception as error:
         wanted = " or ".join(k.__name__ for k in kinds)
         raise Fault(f"{what}: raises {type(error).__name__}, not {wanted}: {error}") from None
-    raise Fault(f"{what}: accepted without a word")
+    raise Fault(f"{what}: accepted without an error")
 
 
 def names_it(message: str, word: str) -> bool:
-    """Whether a message has a word, not as a part of another one."""
+    """Whether a message contains a word, not just as a part of a longer one."""
     return re.search(rf"(?<!\w){re.escape(word)}(?!\w)", message) is not None
 
 
@@ -45,12 +45,12 @@ def _short(dtype: torch.dtype) -> str:
     19,
     "unsupported-dtype",
     "c s g",
-    "Bits of another dtype read as the expected one are numbers, too: the error lists what is "
-    "supported.",
+    "A kernel that reads the bits of another dtype as its own still gets numbers. The op must "
+    "refuse the dtype with an error that lists the supported ones.",
     star=True,
 )
 def unsupported_dtype(t: Trial) -> None:
-    """TypeError that lists the supported dtypes."""
+    """The op raises a TypeError that lists the supported dtypes."""
     base = t.largest()
     for dtype in _OTHER_DTYPES:
         if dtype in t.op.dtypes:
@@ -63,9 +63,14 @@ def unsupported_dtype(t: Trial) -> None:
         _demand_words(message, [_short(d) for d in t.op.dtypes], what)
 
 
-@row(20, "mixed-dtypes", "c s g", "Two dtypes: a documented promotion, or an error naming both.")
+@row(
+    20,
+    "mixed-dtypes",
+    "c s g",
+    "Two dtypes in one call must give a documented promotion, or an error that names both.",
+)
 def mixed_dtypes(t: Trial) -> None:
-    """Each tensor in turn in another dtype than the rest."""
+    """Each tensor in turn has another dtype than the rest."""
     tried = 0
     for base in t.kinds(t.dtypes[0]):
         for name in base.floats if len(base.floats) > 1 else ():
@@ -87,11 +92,12 @@ def mixed_dtypes(t: Trial) -> None:
     21,
     "mismatched-shapes",
     "c s g",
-    "Shapes that do not fit read past the end; the error names the argument and both shapes.",
+    "With shapes that do not fit, a kernel reads past the end. The op must raise an error that "
+    "names the argument and both shapes.",
     star=True,
 )
 def mismatched_shapes(t: Trial) -> None:
-    """Each dim of each tensor one longer than it should be."""
+    """Each dim of each tensor in turn is one longer than it should be."""
     tried = 0
     for base in t.kinds(t.dtypes[0]):
         for name, tensor in base.tensors.items() if len(base.tensors) > 1 else ():
@@ -120,11 +126,12 @@ def mismatched_shapes(t: Trial) -> None:
     22,
     "mixed-devices",
     "g",
-    "A CPU pointer in a GPU kernel is an illegal address that poisons the process.",
+    "A CPU pointer in a GPU kernel is an illegal address, after which the process cannot use the "
+    "GPU.",
     star=True,
 )
 def mixed_devices(t: Trial) -> None:
-    """Each tensor in turn on the CPU: ValueError that names both devices."""
+    """Each tensor in turn is on the CPU; the op raises a ValueError that names both devices."""
     base = t.largest()
     if len(base.tensors) < 2:
         raise NotApplicable("it has one tensor")
@@ -139,10 +146,11 @@ def mixed_devices(t: Trial) -> None:
     24,
     "label-out-of-range",
     "c s g",
-    "A label past the last class reads wild memory; the op refuses it, and goes on working.",
+    "A label past the last class makes a kernel read outside its tensors. The op must refuse it "
+    "and keep working.",
 )
 def label_out_of_range(t: Trial) -> None:
-    """An integer tensor with one absurd value: an error naming it, or the reference's answer."""
+    """One value out of range gives an error that names the tensor, or the reference's result."""
     tried = False
     for base in t.kinds(t.dtypes[0]):
         integers = [
@@ -169,18 +177,23 @@ def _out_of_range(t: Trial, base: Situation, integers: list[str]) -> None:
             _demand_words(message, [name], f"{name} with a value of {value}")
     for a, b in zip(base.forward(), right, strict=True):
         if not bool(compare.same_bits(a, b).all()):
-            raise Fault("after refusing a label, the op gives other results than before")
+            raise Fault("after the op refused a label, its results differ from those before")
 
 
 def _far_values(dtype: torch.dtype) -> tuple[int, ...]:
-    """What no label is, as far as the dtype has it; -1 may be one that is ignored."""
+    """Values that no label has, within the dtype; -1 may mark a row that is ignored."""
     limits = torch.iinfo(dtype)
     return max(-(10**6), limits.min), max(-1, limits.min), min(10**6, limits.max)
 
 
-@row(28, "eps", "c s g", "eps of 0 divides by zero, a negative one is a NaN to come: validated.")
+@row(
+    28,
+    "eps",
+    "c s g",
+    "An eps of 0 can divide by zero, and a negative one can give NaN, so the op must validate it.",
+)
 def eps(t: Trial) -> None:
-    """Negative and NaN are refused by name; 0 is refused or right."""
+    """A negative eps and NaN are refused by name; 0 is refused, or the result is right."""
     if "eps" not in [a.name for a in t.op.forward.args]:
         raise NotApplicable("it has no argument eps")
     base = t.largest()

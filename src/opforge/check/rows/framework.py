@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about PyTorch around the op: opcheck, compile, export, vmap, autocast, tensors, modules."""
+"""Rows about the op inside PyTorch: opcheck, compile, export, vmap, autocast, DTensor, modules."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def _overload(op: Op) -> Any:
     34,
     "opcheck",
     "c g",
-    "torch's own test of a registration: schema, fake kernel, autograd, tracing.",
+    "torch.library.opcheck tests a registration: schema, fake kernel, autograd, tracing.",
     star=True,
 )
 def opcheck(t: Trial) -> None:
-    """Over dtypes, kinds of cases and layouts, with and without gradients."""
+    """Run opcheck over dtypes, kinds of cases and layouts, with and without gradients."""
     count = 0
     for i, base in enumerate(t.kinds()):
         both = t.full or i == 0
@@ -48,12 +48,12 @@ def opcheck(t: Trial) -> None:
                 except Exception as error:
                     raise Fault(explain.opcheck(_innermost(error))) from None
                 count += 1
-    if count:  # it goes past the op's own call, so nobody else counts
+    if count:  # opcheck bypasses the op's own call, which would count
         t.note = f"{count} calls of opcheck"
 
 
 def _innermost(error: BaseException) -> str:
-    """opcheck's message, and the message of what it stumbled over."""
+    """opcheck's message, and those of the errors that caused it."""
     texts = [str(error)]
     while error.__cause__ is not None:
         error = error.__cause__
@@ -65,11 +65,12 @@ def _innermost(error: BaseException) -> str:
     37,
     "compile",
     "c g",
-    "torch.compile(fullgraph=True): no break, few recompiles, and the same answer as without it.",
+    "torch.compile(fullgraph=True) must find no graph break, recompile rarely, and give the same "
+    "result as without it.",
     star=True,
 )
 def compile(t: Trial) -> None:
-    """Static and dynamic shapes, forward and backward, against truth."""
+    """Compare static and dynamic shapes, forward and backward, with the truth."""
     backend = "inductor" if t.full else "aot_eager"
     found = [s for s in t.kinds(t.dtypes[0]) if s.elements]
     for s in found[: 3 if t.full else 1]:
@@ -101,7 +102,7 @@ def _recompiles(t: Trial, found: list[Situation]) -> None:
     for base in found:
         sizes = [n for n in base.sizes() if n > 1]
         tries = [base.resize({sizes[0]: n}) for n in (5, 6, 7, 8)] if sizes else []
-        # All in memory of their own: a view beside others is one more compilation.
+        # Each in its own memory, because a view costs one more compilation.
         tries = [_copied(s) for s in tries]
         if not tries or not all(s.makes_sense() for s in tries):
             continue
@@ -129,10 +130,10 @@ def _copied(s: Situation) -> Situation:
     38,
     "export",
     "c g",
-    "A model with the op is exported, saved, loaded, and compiled ahead of time.",
+    "A model with the op must survive export, saving, loading and ahead-of-time compilation.",
 )
 def export(t: Trial) -> None:
-    """torch.export and back; AOTInductor too in a full check."""
+    """Export, save and load with torch.export; a full check also uses AOTInductor."""
     s = t.trying(next((s for s in t.kinds(t.dtypes[0]) if s.elements), t.largest()))
     tensors = {n: x.detach() for n, x in s.tensors.items()}
 
@@ -146,7 +147,7 @@ def export(t: Trial) -> None:
         torch.export.save(program, f"{folder}/model.pt2")
         run = torch.export.load(f"{folder}/model.pt2").module()
         for a, b in zip(as_tuple(run(*tensors.values())), right, strict=True):
-            compare.check_same_bits(a, b, "exported, the op gives other bits")
+            compare.check_same_bits(a, b, "the exported op's result differs bitwise")
     t.note = "exported"
     if t.full:
         t.note += f", {ahead_of_time.check(t.op, t.place, s.number, s.dtype, s.seed)}"
@@ -154,7 +155,7 @@ def export(t: Trial) -> None:
 
 @row(39, "vmap", "c g", "torch.vmap must give what a loop over the samples gives.")
 def vmap(t: Trial) -> None:
-    """All tensors batched, and the first alone."""
+    """All tensors are batched, then only the first."""
     for base in t.kinds(t.dtypes[0]):
         s = t.trying(base)
         for batched in {tuple(s.tensors), tuple(s.tensors)[:1]}:
@@ -167,7 +168,7 @@ def vmap(t: Trial) -> None:
             loop = [as_tuple(run(*[x[..., i] for x in samples.values()])) for i in range(2)]
             for i, one in enumerate(got):
                 right = torch.stack([sample[i] for sample in loop])
-                compare.check_same_bits(one, right, "vmap gives other bits than a loop")
+                compare.check_same_bits(one, right, "vmap differs bitwise from a loop")
             if s.has_gradient():
                 _batched_gradients(t, s, samples, run)
 
@@ -175,7 +176,7 @@ def vmap(t: Trial) -> None:
 def _batched_gradients(
     t: Trial, s: Situation, samples: dict[str, torch.Tensor], run: Callable[..., Any]
 ) -> None:
-    """Gradients sample by sample, as torch.func makes them, against a loop."""
+    """The gradients of each sample by torch.func equal those of a loop."""
     positions = tuple(i for i, name in enumerate(samples) if samples[name].is_floating_point())
     made = as_tuple(run(*[x[..., 0] for x in samples.values()]))
     weights = [inputs.random_gradient(o, t.seed) for o in made if o.is_floating_point()]
@@ -193,9 +194,8 @@ def _batched_gradients(
             continue
         if t.op.pointwise:
             for a, b in zip(got, alone, strict=True):
-                compare.check_same_bits(
-                    a[k], b, "vmap of the gradient gives other bits than a loop"
-                )
+                what = "vmap of the gradient differs bitwise from a loop"
+                compare.check_same_bits(a[k], b, what)
         # A batch may be added up in another order than one sample.
         names = [n for n in samples if samples[n].is_floating_point()]
         case = tuple({**s.values, **given}.values())
@@ -213,7 +213,7 @@ def _another(t: torch.Tensor) -> torch.Tensor:
 
 @row(40, "autocast", "c g", "Under autocast the op gives the dtype that its record documents.")
 def autocast(t: Trial) -> None:
-    """Inputs in bfloat16, and mixed where the record promotes."""
+    """Inputs are bfloat16, and mixed if the record promotes."""
     if torch.bfloat16 not in t.op.dtypes:
         raise NotApplicable("it takes no bfloat16")
     assert t.op.reference is not None
@@ -246,10 +246,10 @@ def autocast(t: Trial) -> None:
     44,
     "distributed",
     "c g",
-    "A sharded tensor gives the unsharded result, or the missing rule is named.",
+    "A sharded tensor must give the unsharded result, or an error that names the missing rule.",
 )
 def distributed(t: Trial) -> None:
-    """A DTensor over one process."""
+    """The tensors are DTensors over one process."""
     if not torch.distributed.is_available():
         raise NotRun("torch is built without torch.distributed")
     from torch.distributed.tensor import DTensor, Shard, distribute_tensor
@@ -271,7 +271,7 @@ def distributed(t: Trial) -> None:
         for a, b in zip(got, right, strict=True):
             t.note = "one process"
             whole = a.full_tensor() if isinstance(a, DTensor) else a
-            compare.check_same_bits(whole, b, "sharded, the op gives other bits")
+            compare.check_same_bits(whole, b, "the sharded result differs bitwise")
 
 
 @contextlib.contextmanager
@@ -286,9 +286,14 @@ def _one_process(device: str) -> Iterator[Any]:
         dist.destroy_process_group()
 
 
-@row(49, "modules", "c g", "A module around the op is saved, copied and pickled with models.")
+@row(
+    49,
+    "modules",
+    "c g",
+    "A module around the op must survive saving, copying and pickling, as models do.",
+)
 def modules(t: Trial) -> None:
-    """state_dict, deepcopy and pickle round trips."""
+    """Round trips by state_dict, deepcopy and pickle."""
     if t.op.module is None:
         raise NotApplicable("its record names no module")
     s = t.largest()
@@ -309,4 +314,4 @@ def modules(t: Trial) -> None:
         "pickle": pickle.loads(pickle.dumps(module)),
     }
     for what, twin in twins.items():
-        compare.check_same_bits(twin(*given), right, f"after {what} the module gives other bits")
+        compare.check_same_bits(twin(*given), right, f"after {what}, the module differs bitwise")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows about the GPU's runtime: devices, streams, graphs, memory, architectures.
 
-Where a fault can be seen without a GPU, the simulator looks for it, too.
+The simulator also looks for those faults that can be seen without a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from opforge.truth import cases, compare, inputs
 
 
 def _simulate_placement(t: Trial, kinds: tuple[str, ...]) -> None:
-    """Run all cases as if on another GPU with a stream of its own; raise reports of these kinds."""
+    """Run all cases as if on another GPU and another stream; raise reports of these kinds."""
     for s in t.own(t.dtypes[0]):
         s.place = replace(t.place, placement=True)
         try:
@@ -42,16 +42,17 @@ def _simulate_placement(t: Trial, kinds: tuple[str, ...]) -> None:
     23,
     "other-device",
     "s g",
-    "A kernel launched without a device guard runs on the current GPU, not on that of its tensors.",
+    "A kernel launched without a device guard runs on the current GPU, not on the GPU of its "
+    "tensors.",
     star=True,
 )
 def other_device(t: Trial) -> None:
-    """Tensors on the second GPU while the first is current; the current one stays so."""
+    """Tensors are on the second GPU while the first is current, and the first stays current."""
     if t.place.name == "sim":
         _simulate_placement(t, ("device-guard",))
         return
     if torch.cuda.device_count() < 2:
-        raise NotRun("one GPU: needs two")
+        raise NotRun("needs two GPUs; this machine has one")
     s = t.largest()
     right = s.results()
     moved = s
@@ -59,21 +60,22 @@ def other_device(t: Trial) -> None:
         moved = moved.change(name, inputs.to_device, "cuda:1")
     got = t.trying(moved).results()
     if torch.cuda.current_device() != 0:
-        raise Fault(f"the current device is now {torch.cuda.current_device()}; it was 0")
+        raise Fault(f"the op changed the current device from 0 to {torch.cuda.current_device()}")
     for a, b in zip(got, right, strict=True):
-        compare.check_same_bits(a.cpu(), b.cpu(), "on cuda:1 the op gives other bits")
+        compare.check_same_bits(a.cpu(), b.cpu(), "the result on cuda:1 differs bitwise")
 
 
 @row(
     31,
     "side-stream",
     "s g",
-    "Work goes on the current stream and waits for nothing else; elsewhere it is a race.",
+    "The op must launch on the current stream and wait for nothing else. A launch on another "
+    "stream is a race.",
     star=True,
-    alone=True,  # who waits for what is told by the time it takes
+    alone=True,  # the row measures time to see what waits
 )
 def side_stream(t: Trial) -> None:
-    """While the default stream is busy, a side stream gets its results, right and at once."""
+    """A side stream gets the right results at once, while the default stream is busy."""
     if t.place.name == "sim":
         _simulate_placement(t, ("stream", "synchronises"))
         return
@@ -96,7 +98,7 @@ def side_stream(t: Trial) -> None:
         )
     for a, b in zip(values, right, strict=True):
         compare.check_same_bits(
-            a, b.cpu(), "on a side stream the op gives other bits (launched on another stream?)"
+            a, b.cpu(), "the result on a side stream differs bitwise (launched on another stream?)"
         )
 
 
@@ -104,7 +106,8 @@ def side_stream(t: Trial) -> None:
     32,
     "graph",
     "g",
-    "Captured in a CUDA graph and replayed on new data: no allocation or synchronisation hides.",
+    "A captured CUDA graph replays on new data only if the op hides no allocation or "
+    "synchronisation.",
     star=True,
 )
 def graph(t: Trial) -> None:
@@ -128,7 +131,7 @@ def graph(t: Trial) -> None:
     torch.cuda.synchronize()
     right = _outputs_and_gradients(t, cases.as_leaves(s.case), grads)
     for a, b in zip(captured, right, strict=True):
-        compare.check_same_bits(a, b, "the replayed graph gives other bits")
+        compare.check_same_bits(a, b, "the result of the replayed graph differs bitwise")
 
 
 def _outputs_and_gradients(
@@ -151,33 +154,34 @@ def _outputs_and_gradients(
     33,
     "first-call-in-capture",
     "g",
-    "Loading a kernel cannot be captured: the error says what to do.",
+    "A kernel cannot be loaded while a graph is captured. The error must say what to do.",
 )
 def first_call_in_capture(t: Trial) -> None:
-    """A first call while capturing asks to be run once before."""
-    kept, load._attempts = load._attempts, {}
+    """The error of a first call during capture says to run the op once before."""
+    kept, load._loaded = load._loaded, {}
     try:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             load.ensure(t.op, t.op.name, "cuda")
     except KernelUnavailable as error:
         if "run it once before capturing" not in str(error):
             raise Fault(f"the message does not say what to do: {error}") from None
-        t.note = "refused with what to do"
+        t.note = "refused with a message that says what to do"
         return
     finally:
-        load._attempts = kept
-    raise Fault("a first call during capture loads a kernel without a word")
+        load._loaded = kept
+    raise Fault("a first call during capture loads a kernel without an error")
 
 
 @row(
     46,
     "out-of-memory",
     "g",
-    "Out of memory inside the op is torch's OutOfMemoryError, and the next call works.",
-    alone=True,  # memory that is missing must be missing for the row's own reason
+    "Running out of memory inside the op must raise torch.OutOfMemoryError, and the next call "
+    "must work.",
+    alone=True,  # other rows must not use up the memory
 )
 def out_of_memory(t: Trial) -> None:
-    """The allocator is given no room beyond the inputs."""
+    """The allocator gets no room beyond the inputs."""
     s = _enlarged(t)
     right = s.results(False)
     needs = max(r.numel() * r.element_size() for r in right)
@@ -196,10 +200,11 @@ def out_of_memory(t: Trial) -> None:
         pass
     except RuntimeError as error:
         raise Fault(
-            f"out of memory is a {type(error).__name__}, not torch.OutOfMemoryError: {error}"
+            f"running out of memory raises {type(error).__name__}, not torch.OutOfMemoryError: "
+            f"{error}"
         ) from None
     else:
-        raise Fault("more memory was found than the allocator may hand out")
+        raise Fault("the op got memory beyond the allocator's limit")
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
         hoard.clear()
@@ -207,7 +212,7 @@ def out_of_memory(t: Trial) -> None:
 
 
 def _what_is_left(size: int) -> Iterator[torch.Tensor]:
-    """All that the allocator can give in pieces of this size: segments are larger than tensors."""
+    """All that the allocator can give in pieces of this size; segments are larger than tensors."""
     with contextlib.suppress(torch.OutOfMemoryError):
         while True:
             yield torch.empty(size, dtype=torch.uint8, device="cuda")
@@ -225,11 +230,17 @@ def _enlarged(t: Trial) -> Situation:
     return t.largest()
 
 
-@row(48, "architecture", "g", "A binary without this GPU's architecture: the error lists both.")
+@row(
+    48,
+    "architecture",
+    "g",
+    "A binary for another architecture must be refused with an error that lists both "
+    "architectures.",
+)
 def architecture(t: Trial) -> None:
-    """The op's library, relabelled as built for another architecture."""
+    """Relabel the op's library as built for another architecture."""
     if not has_sources(t.op, "cuda"):
-        raise NotApplicable("it is made of other ops, and has no library")
+        raise NotApplicable("it is composed of other ops and has no library")
     t.largest().call()
     library = load.loaded_path(t.op, "cuda")
     beside = library.with_suffix(".json")

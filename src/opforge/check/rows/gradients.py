@@ -29,8 +29,8 @@ def _differentiable(t: Trial, found: Iterable[Situation]) -> list[Situation]:
     8,
     "narrow-gradient",
     "c s g",
-    "torch.cat after the op hands back a slice of a wider gradient; read as contiguous, it is "
-    "someone else's.",
+    "After torch.cat, the gradient of the op's output is a slice of a wider tensor. A kernel that "
+    "reads it as contiguous reads elements of other gradients.",
     star=True,
 )
 def narrow_gradient(t: Trial) -> None:
@@ -44,7 +44,8 @@ def narrow_gradient(t: Trial) -> None:
     9,
     "expanded-gradient",
     "c s g",
-    ".sum().backward() hands back one number with stride 0; memory holds no second one.",
+    "The gradient of .sum() is a single number with stride 0. A kernel that reads it as "
+    "contiguous reads past it.",
     star=True,
 )
 def expanded_gradient(t: Trial) -> None:
@@ -57,11 +58,11 @@ def expanded_gradient(t: Trial) -> None:
     10,
     "missing-gradient",
     "c s g",
-    "With several outputs a loss may use one; the gradient of the others is undefined, not an "
-    "error.",
+    "A loss may use only one of several outputs. The gradients of the others are then undefined, "
+    "which is no error.",
 )
 def missing_gradient(t: Trial) -> None:
-    """Each output's gradient in turn, the others undefined."""
+    """Each output in turn has a gradient; those of the others are undefined."""
     for s in _differentiable(t, t.own()):
         outputs = [o for o in as_tuple(_reference(s)) if o.requires_grad]
         if len(outputs) < 2:
@@ -86,7 +87,8 @@ def _reference(s: Situation) -> Any:
     27,
     "changed-before-backward",
     "c s g",
-    "A tensor changed in place after the forward: autograd's version error, or it does not matter.",
+    "If a tensor is changed in place after the forward, autograd must raise its version error, or "
+    "the gradient must stay right.",
 )
 def changed_before_backward(t: Trial) -> None:
     """Each input, and each output, is changed between forward and backward."""
@@ -111,13 +113,13 @@ def changed_before_backward(t: Trial) -> None:
                 if not torch.equal(a.nan_to_num(), b.nan_to_num()):
                     raise Fault(
                         f"{name} was changed in place between forward and backward, and the "
-                        "gradient is another one, silently; keep it with ctx.save_for_backward "
-                        "(ask for it as a parameter of the backward), which notices"
+                        "gradient changed silently; save it with ctx.save_for_backward (ask for it "
+                        "as a parameter of the backward), which detects the change"
                     )
 
 
 def _gradients_after_a_change(s: Situation, name: str) -> Any:
-    """The gradients, or None where autograd noticed the change."""
+    """The gradients, or None if autograd noticed the change."""
     case = cases.as_leaves(s.case)
     with s.place():
         outputs = as_tuple(s.op(*case))
@@ -139,14 +141,15 @@ def _gradients_after_a_change(s: Situation, name: str) -> Any:
     35,
     "gradients",
     "c s g",
-    "gradcheck in float64, and the kernel's gradients against truth in every dtype.",
+    "gradcheck must pass in float64, and the kernel's gradients must be near the truth in every "
+    "dtype.",
     star=True,
 )
 def gradients(t: Trial) -> None:
-    """Numerical derivatives for small cases; the truth for all."""
+    """Compare small cases with numerical derivatives, and all cases with the truth."""
     for s in _differentiable(t, t.own(*t.every_dtype)):
         t.trying(s).backward()
-    # A frozen layer: the others' gradients must not depend on whether one is wanted.
+    # In a frozen layer, gradients must not depend on whether another one is wanted.
     for s in _differentiable(t, t.kinds(t.dtypes[0])):
         for i in _with_gradient(s) if len(s.floats) > 1 else ():
             t.trying(s).backward(only=i)
@@ -192,10 +195,11 @@ def _gradcheck(t: Trial, s: Situation, check: Any) -> None:
     36,
     "double-backward",
     "c g",
-    "Gradient penalties differentiate the backward: right, or refused.",
+    "Gradient penalties differentiate the backward. The second derivative must be right, or "
+    "refused.",
 )
 def double_backward(t: Trial) -> None:
-    """gradgradcheck in float64 where cases are small, the truth for all; or it is refused."""
+    """gradgradcheck for small cases in float64, the truth for the others; or the op refuses."""
     tried = 0
     for s in t.own(*t.dtypes):
         if not s.elements or not s.has_gradient():
@@ -217,7 +221,7 @@ def double_backward(t: Trial) -> None:
 
 
 def _second_order(t: Trial, s: Situation) -> None:
-    """The gradients of gradients against those of the reference in float64.
+    """Compare the gradients of gradients with those of the reference in float64.
 
     The op differentiates its backward's formula, which may round in other places.
     """
@@ -226,7 +230,7 @@ def _second_order(t: Trial, s: Situation) -> None:
     wanted = cases.differentiated(t.op, case)
 
     def penalty(run: Any, values: cases.Case) -> cases.Results:
-        """The gradients of a weighted sum of the gradients, for which autograd asks ``run``."""
+        """The gradients of a weighted sum of the gradients that autograd computes for ``run``."""
         outputs = [o for o, w in zip(as_tuple(run(*values)), wanted, strict=True) if w]
         grads = [g.to(o).detach().requires_grad_() for g, o in zip(drawn, outputs, strict=True)]
         leaves = cases.differentiable(values)
@@ -234,7 +238,7 @@ def _second_order(t: Trial, s: Situation) -> None:
         return second(values, grads, first)
 
     def by_formula(values: cases.Case) -> cases.Results:
-        """The same, for which the backward's formula is asked."""
+        """The same, with the gradients by the backward's formula."""
         returned = t.op.returned(*values)
         outputs = [o for o, w in zip(returned, wanted, strict=False) if w]
         grads = [g.to(o).detach().requires_grad_() for g, o in zip(drawn, outputs, strict=True)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about how inputs lie in memory, and what the op may do to that memory."""
+"""Rows about the layout of inputs in memory, and about what the op may do to that memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _relaid(t: Trial, base: Situation, change: Change, least_dims: int = 1) -> list[Situation]:
-    """The case with each tensor in turn, and then all of them, laid out another way."""
+    """The case with another layout for each tensor in turn, and then for all of them."""
     fit = [n for n, x in base.tensors.items() if x.dim() >= least_dims]
     found = [base.change(n, change) for n in fit]
     if len(fit) > 1:
@@ -30,10 +30,10 @@ def _relaid(t: Trial, base: Situation, change: Change, least_dims: int = 1) -> l
 
 
 def _agree(t: Trial, base: Situation, s: Situation) -> None:
-    """The bits of the contiguous result for a pointwise op, within the allowed error for others.
+    """Demand the contiguous result's bits for a pointwise op, and the allowed error for others.
 
-    On the CPU a loop over vectors and one over single elements may differ in the last bit: there
-    are functions for each.
+    On the CPU, a loop over vectors and one over single elements call different functions, so
+    they may differ in the last bit.
     """
     t.trying(s)
     if not t.op.pointwise:
@@ -45,21 +45,21 @@ def _agree(t: Trial, base: Situation, s: Situation) -> None:
         s.backward()
     plain, changed = base.results(gradient), s.results(gradient)
     for a, b in zip(plain, changed, strict=True):
-        if a.shape != b.shape:  # the gradient of an expanded input has its own
+        if a.shape != b.shape:  # the gradient of an expanded input has its own shape
             continue
         if t.place.name != "cpu" or not compare.within_an_ulp(a, b):
-            compare.check_same_bits(a, b, "not the bits of the contiguous result")
+            compare.check_same_bits(a, b, "the result differs bitwise from the contiguous one")
 
 
 @row(
     4,
     "offset",
     "c s g",
-    "x[1:] is not 16-byte aligned: a vector load from it crashes, or reads its neighbours.",
+    "x[1:] is not 16-byte aligned. A vector load from it crashes, or reads its neighbours.",
     star=True,
 )
 def offset(t: Trial) -> None:
-    """One element past the start of an allocation."""
+    """Tensors start one element past the start of an allocation."""
     for base in t.kinds():
         for s in _relaid(t, base, inputs.offset):
             _agree(t, base, s)
@@ -69,8 +69,8 @@ def offset(t: Trial) -> None:
     5,
     "strides",
     "c s g",
-    "Transposed, stepped and channels_last inputs are ordinary; kernels that read numel() elements "
-    "from data_ptr() get others.",
+    "Transposed, stepped and channels_last inputs are common. A kernel that reads numel() "
+    "elements from data_ptr() reads the wrong ones.",
     star=True,
 )
 def strides(t: Trial) -> None:
@@ -82,7 +82,7 @@ def strides(t: Trial) -> None:
         if all(x.dim() == 4 for x in base.tensors.values()):
             for s in _relaid(t, base, inputs.channels_last, 4):
                 _agree(t, base, s)
-        # A reference may copy as it likes.
+        # A reference may make copies.
         has_kernel = has_sources(t.op, "cpu" if t.place.name == "cpu" else "cuda")
         for name in base.tensors if has_kernel else ():
             if base.tensors[name].dim() == 2 and base.tensors[name].numel() > 64:
@@ -90,7 +90,7 @@ def strides(t: Trial) -> None:
 
 
 def _no_hidden_copy(s: Situation, name: str) -> None:
-    """Nothing as large as the argument is copied inside the op."""
+    """Raise if the op copies as many elements as the argument has."""
     s.call()  # a first call may load, and build
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, record_shapes=True) as profile:
@@ -101,7 +101,8 @@ def _no_hidden_copy(s: Situation, name: str) -> None:
         if event.name in ("aten::clone", "aten::copy_") and size in shapes:
             raise Fault(
                 f"{event.name} of {size} elements inside the op: the rows of {name} are "
-                "contiguous, so they can be read as they are; a copy doubles the memory traffic"
+                "contiguous, so a kernel can read them without this copy, which doubles the memory "
+                "traffic"
             )
 
 
@@ -109,11 +110,11 @@ def _no_hidden_copy(s: Situation, name: str) -> None:
     6,
     "expanded",
     "c s g",
-    "Stride 0 is how broadcasting arrives, and sliding windows overlap; memory is smaller than "
+    "Broadcast tensors have stride 0, and sliding windows overlap. Their memory is smaller than "
     "numel().",
 )
 def expanded(t: Trial) -> None:
-    """One row or one column for all; rows that overlap."""
+    """One row or one column is expanded; rows overlap."""
     for base in t.kinds():
         for change in (inputs.expanded, inputs.expanded_last, inputs.windows):
             for name, tensor in base.tensors.items():
@@ -121,7 +122,7 @@ def expanded(t: Trial) -> None:
                     t.demand(base.change(name, change))
 
 
-@row(7, "negative-view", "c s g", "z.conj().imag has its minus sign in a flag, not in memory.")
+@row(7, "negative-view", "c s g", "z.conj().imag keeps its minus sign in a flag, not in memory.")
 def negative_view(t: Trial) -> None:
     """A tensor with the lazy minus sign is resolved before the kernel sees it."""
     for base in t.kinds():
@@ -138,7 +139,7 @@ def aliasing(t: Trial) -> None:
                 if output.numel() and _storage(output) == _storage(tensor):
                     raise Fault(
                         f"the output shares memory with {name}; return a new tensor (a copy): "
-                        "torch.compile relies on the schema, which says it is one"
+                        "torch.compile relies on the schema, which promises a new one"
                     )
 
 
@@ -150,18 +151,19 @@ def _storage(tensor: torch.Tensor) -> int:
     26,
     "poisoned-memory",
     "c s g",
-    "New memory holds what was there before; a kernel that adds onto it works until it does not.",
+    "New memory holds old values. A kernel that adds to it without clearing it is right only by "
+    "luck.",
     star=True,
 )
 def poisoned_memory(t: Trial) -> None:
-    """What lies in fresh allocations has no effect."""
+    """The old values in fresh allocations have no effect."""
     for s in t.own(t.dtypes[0]):
         right = s.results()
         for _ in range(3):
             with poison(t.place.device, [r.numel() for r in right]):
                 got = s.results()
             for a, b in zip(got, right, strict=True):
-                compare.check_same_bits(a, b, "depends on what lay in fresh memory")
+                compare.check_same_bits(a, b, "the result depends on old values in fresh memory")
 
 
 class poison:
@@ -196,10 +198,10 @@ def _perturb(byte: int) -> None:
     30,
     "strided-parameters",
     "c s g",
-    "Weights and biases are slices and transposes, too, and an optional one may be None.",
+    "Weights and biases can be slices and transposes, too, and an optional one can be None.",
 )
 def strided_parameters(t: Trial) -> None:
-    """Every tensor but the first strided; optional tensors None."""
+    """Every tensor but the first is strided in turn; each optional tensor is None."""
     optional = [a.name for a in t.op.forward.args if a.type == "Tensor?"]
     tried = 0
     for base in t.kinds():
@@ -214,10 +216,15 @@ def strided_parameters(t: Trial) -> None:
                 s.both()
                 tried += 1
     if not tried:
-        raise NotApplicable("it has one tensor, without options")
+        raise NotApplicable("it has one tensor and no optional one")
 
 
-@row(50, "inputs-unchanged", "c s g", "The schema says nothing is written; autograd relies on it.")
+@row(
+    50,
+    "inputs-unchanged",
+    "c s g",
+    "The schema says that the op writes to none of its inputs, and autograd relies on it.",
+)
 def inputs_unchanged(t: Trial) -> None:
     """Neither the forward nor the backward writes to an input, a gradient or a saved tensor."""
     for s in t.own():
@@ -239,8 +246,10 @@ def inputs_unchanged(t: Trial) -> None:
         pairs += [(a, b, "the output") for a, b in zip(kept, outputs, strict=True)]
         pairs += [(a, b, "the gradient of the output") for a, b in zip(same, grads, strict=True)]
         for a, b, what in pairs:
-            compare.check_same_bits(a, b, f"{what} was changed by the op")
+            compare.check_same_bits(a, b, f"the op changed {what}")
         if wanted:
             for a, b in zip(first, second, strict=True):
                 if a is not None:
-                    compare.check_same_bits(a, b, "a second backward gives another gradient")
+                    compare.check_same_bits(
+                        a, b, "the gradient of a second backward differs bitwise"
+                    )

@@ -12,16 +12,17 @@ from opforge.errors import BuildError, CacheError, KernelUnavailable, ToolchainE
 from opforge.op import MAY_OVERWRITE, Backward
 from opforge.truth import guard, inputs
 
-_ODD, _EXACT = 33, 64  # the latter a multiple of torch's alignment in every dtype
-_SMALL = 5  # what other dims are cut to
+_ODD, _EXACT = 33, 64  # 64 is a multiple of torch's alignment in every dtype
+_SMALL = 5  # the size of the other dims
 
 
 @row(
     74,
     "guard-pages",
     "c s",
-    "Past the end of a tensor there mostly is memory, somebody's: reading it changes no result, "
-    "writing to it another tensor's. And inputs are not written to, not even for a moment.",
+    "There is usually other memory past the end of a tensor. A read there may change no result, "
+    "and a write corrupts another tensor. Nor may an op write to its inputs, not even for a "
+    "moment.",
     star=True,
 )
 def guard_pages(t: Trial) -> None:
@@ -56,7 +57,7 @@ def _situations(t: Trial) -> Iterator[Situation]:
 
 
 def _against_pages(base: Situation, side: guard.Side) -> Situation:
-    """All tensors of the call, and those that it makes."""
+    """``base`` with all tensors of the call, and those that it allocates, against such pages."""
     details = base.op.backward
     overwrites = details.overwrites if isinstance(details, Backward) else {}
     s = base

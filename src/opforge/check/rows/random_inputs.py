@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The row that makes inputs up: hypothesis draws them, and shrinks one that fails."""
+"""The row with random inputs: hypothesis draws them, and shrinks those that fail."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _VALUES = (None, None, None, float("nan"), float("inf"), -float("inf"), -0.0)
     0,
     "random",
     "c s g",
-    "Shapes, layouts, values and gradients nobody thought of together, shrunk to the least that "
-    "fails.",
+    "Random combinations of shapes, layouts, values and gradients find faults that nobody thought "
+    "of. A failure is shrunk to the smallest input that still fails.",
 )
 def random(t: Trial) -> None:
     """Random situations: dtype, kind of case, sizes, layouts, a special value, a gradient."""
-    # Here and not above: to list the rows takes none of it.
+    # Imported here because listing the rows does not need it.
     from hypothesis import HealthCheck, assume, given, seed, settings
     from hypothesis import strategies as st
     from hypothesis.errors import Flaky, Unsatisfiable
@@ -89,14 +89,14 @@ def random(t: Trial) -> None:
     try:
         run()
     except Unsatisfiable:
-        raise NotApplicable("no situation drawn fits the op's cases") from None
+        raise NotApplicable("no drawn situation fits the op's cases") from None
     except Flaky:
-        # Nothing to shrink: after an illegal address nothing works any more; or it is no pure
-        # function, and the first failure says as much as another.
+        # There is nothing to shrink. After an illegal address no call works any more; otherwise the
+        # op is not a pure function, and the first failure says as much as any other.
         t.last, error = failures[0]
         if isinstance(error, torch.AcceleratorError):
             raise error from None
-        raise Fault(f"not every time, with the same inputs: {error}") from None
+        raise Fault(f"fails only sometimes with the same inputs: {error}") from None
     if ran[0]:
         t.note = f"{ran[0]} situations"
 

@@ -21,10 +21,10 @@ _LAGS = (1, 2, 3, 4, 7, 8, 16, 32, 64, 128, 256)
     81,
     "randomness",
     "c s g",
-    "A mask that repeats itself along a row, from row to row or from seed to seed is no dropout.",
+    "A dropout mask must not repeat itself along a row, from row to row or from seed to seed.",
 )
 def randomness(t: Trial) -> None:
-    """The share that is kept; independence along rows, across rows, of calls and of seeds."""
+    """Check the share that is kept, and the independence along rows, across rows and of seeds."""
     names = [a.name for a in t.op.forward.args]
     if not {"p", "seed"} <= set(names):
         raise NotApplicable("it has no arguments p and seed")
@@ -41,16 +41,16 @@ def randomness(t: Trial) -> None:
             _demand_rate(kept, p)
             _demand_independent(kept)
             if not torch.equal(kept, _kept(t, s, p, 0)):
-                raise Fault(f"p = {p}: the same seed keeps other elements in a second call")
+                raise Fault(f"p = {p}: the same seed keeps different elements in a second call")
             for step in (1, 2, 1 << 31, 1 << 33):
-                _demand_unlike(kept, _kept(t, s, p, step), f"a seed larger by {step}")
+                _demand_unlike(kept, _kept(t, s, p, step), f"with a seed larger by {step}")
     if not tried:
-        raise NotApplicable("no case shows by its zeros what was dropped")
+        raise NotApplicable("no case has an output whose zeros show what was dropped")
     t.note = f"{_ROWS * _COLUMNS} elements"
 
 
 def _clear(t: Trial, base: Situation) -> Situation | None:
-    """``base`` with inputs such that the output is 0 just where something was dropped."""
+    """``base`` with inputs for which the output is 0 exactly where an element was dropped."""
     first = next(iter(base.floats))
     dims = base.tensors[first].dim()
     if dims < 1:
@@ -64,7 +64,7 @@ def _clear(t: Trial, base: Situation) -> Situation | None:
         elif tensor.is_floating_point() and tensor.dim():
             s = s.change(name, inputs.resample, (*tensor.shape[:-1], shape[-1]), seed=t.seed)
     for name, tensor in s.floats.items():
-        # Not all equal: a norm would make zeros of them.
+        # Not all equal, because a norm would turn them into zeros.
         ramp = torch.arange(tensor.numel(), dtype=torch.float64) % 97 / 97 + 0.5
         made = ramp.view(tensor.shape) if name == first else torch.zeros(tensor.shape)
         s.values[name] = (made + (name in ("weight", "gamma"))).to(tensor)
@@ -105,11 +105,11 @@ def _demand_independent(kept: torch.Tensor) -> None:
             if lag < kept.shape[dim]:
                 a = kept.narrow(dim, 0, kept.shape[dim] - lag)
                 b = kept.narrow(dim, lag, kept.shape[dim] - lag)
-                _demand_unlike(a, b, f"{what}, {lag} further")
+                _demand_unlike(a, b, f"{what}, at a distance of {lag}")
 
 
 def _demand_unlike(a: torch.Tensor, b: torch.Tensor, what: str) -> None:
-    """Two masks must not be correlated."""
+    """Raise if two masks are correlated."""
     x, y = a.double() - a.double().mean(), b.double() - b.double().mean()
     size = float((x.square().mean() * y.square().mean()).sqrt())
     if size == 0:
@@ -117,6 +117,6 @@ def _demand_unlike(a: torch.Tensor, b: torch.Tensor, what: str) -> None:
     correlation = float((x * y).mean()) / size
     if abs(correlation) > _SIGMAS / math.sqrt(a.numel()):
         raise Fault(
-            f"what is kept depends on what is kept elsewhere ({what}): a correlation of "
-            f"{correlation:.3f} in {a.numel()} elements"
+            f"the kept elements are correlated ({what}): a correlation of {correlation:.3f} in "
+            f"{a.numel()} elements"
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that run the same again, and the detectors for what repeating may not show."""
+"""Rows that repeat a call, and the detectors for faults that repeating may not show."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from opforge.discover import where
 from opforge.errors import ToolchainError
 from opforge.truth import compare
 
-_RACED = 1 << 18  # elements of a case that a quick check looks at for races
+_RACED = 1 << 18  # elements; a quick check looks for races in cases up to this size
 
 
 @row(
     41,
     "deterministic",
     "c s g",
-    "In deterministic mode results are the same to the bit, or torch's own error says otherwise.",
+    "In deterministic mode, results must be bitwise identical, or the op must raise torch's own "
+    "error.",
     star=True,
 )
 def deterministic(t: Trial) -> None:
@@ -58,11 +59,12 @@ def _deterministic_mode() -> Iterator[None]:
     42,
     "repeats",
     "c s g",
-    "A race shows once in a while: a thousand repeats (in the simulator, orders of threads).",
+    "A race shows only now and then, so a call is repeated up to a thousand times (in the "
+    "simulator, with other orders of threads).",
     star=True,
 )
 def repeats(t: Trial) -> None:
-    """The same bits every time, forward and backward."""
+    """Outputs and gradients are bitwise identical every time."""
     simulated, count = t.place.name == "sim", 1000 if t.full else 100
     for dtype in t.dtypes[:1] if simulated and not t.full else t.dtypes:
         _repeat(t, *_chosen(t, dtype), count)
@@ -70,9 +72,9 @@ def repeats(t: Trial) -> None:
 
 
 def _chosen(t: Trial, dtype: torch.dtype) -> tuple[Situation, bool]:
-    """The case to repeat, and whether it has a gradient; in the simulator many threads take long.
+    """The case to repeat, and whether it has a gradient; many threads take long in the simulator.
 
-    The gradient is asked for before any mode is on: that runs the reference.
+    This is found out before any mode is set, because it runs the reference.
     """
     s = t.smallest(dtype, 64) if t.place.name == "sim" else t.largest(dtype)
     return s, s.has_gradient()
@@ -85,14 +87,14 @@ def _repeat(t: Trial, s: Situation, gradient: bool, count: int) -> None:
         if t.place.name == "sim":
             s.place = replace(t.place, seed=number)
         for a, b in zip(first, s.results(gradient), strict=True):
-            compare.check_same_bits(a, b, f"run {number + 2} gives other bits than the first")
+            compare.check_same_bits(a, b, f"run {number + 2} differs bitwise from the first")
 
 
 def _race_found(t: Trial) -> None:
-    """The cases that a search found: what takes several launches, say, takes a large one."""
+    """Look for races in the cases that a search found; several launches, say, need a large one."""
     try:
         t.recipes()
-    except ToolchainError:  # nothing to search with: the row about coverage says so
+    except ToolchainError:  # there is nothing to search with, as the row coverage reports
         return
     for s, recipe in t.found():
         if t.full or s.elements <= _RACED:
@@ -104,16 +106,16 @@ def _race_found(t: Trial) -> None:
     43,
     "sanitizer",
     "s g",
-    "Races, reads of unwritten memory and accesses out of bounds give right results, mostly.",
+    "Races, reads of unwritten memory and accesses out of bounds usually still give right results.",
     star=True,
 )
 def sanitizer_row(t: Trial) -> None:
     """compute-sanitizer's four tools on a GPU; the simulator's own detectors elsewhere."""
     if t.place.name == "cuda":
         if not t.sanitize:
-            raise NotRun("takes minutes: ask for it with --sanitize")
-        if t.op.composed is not None:  # what cuBLAS writes, say, the tools do not always see
-            raise NotApplicable("composed of other ops: the tools are run on those")
+            raise NotRun("takes minutes; --sanitize runs it")
+        if t.op.composed is not None:  # the tools do not see all that cuBLAS writes
+            raise NotApplicable("it is composed of other ops; the tools run on those")
         t.note = sanitizer.run(t.op, t.seed)
         return
     for s in t.own():

@@ -14,10 +14,10 @@ from opforge.check.rows.errors import names_it
 from opforge.check.situation import Situation, TooLarge
 from opforge.truth import inputs
 
-_SMALL = 5  # what other dims are cut to while one is long
+_SMALL = 5  # the size of the other dims while one is long
 _BESIDE_ONE = 300  # and while one is 1
-_SAMPLE = 64  # a huge situation is timed at so small a part of it first
-_PATIENCE = 10  # seconds that its forward may take, of which there are a few
+_SAMPLE = 64  # a huge situation is first timed at this fraction of its size
+_PATIENCE = 10  # seconds for its forward, which runs a few times
 
 
 def _sizes(t: Trial, dtype: torch.dtype) -> list[int]:
@@ -26,7 +26,12 @@ def _sizes(t: Trial, dtype: torch.dtype) -> list[int]:
     return sorted(sizes | {31, 1023, width, 2 * width + 1} if t.full else sizes)
 
 
-@row(0, "own-cases", "c s g", "The record's own cases, in every dtype, against float64 truth.")
+@row(
+    0,
+    "own-cases",
+    "c s g",
+    "The record's own cases must be right in every dtype. The truth is float64.",
+)
 def own_cases(t: Trial) -> None:
     """Outputs are near the truth, contiguous or as the record says."""
     for s in t.own(*t.every_dtype):
@@ -43,11 +48,11 @@ def own_cases(t: Trial) -> None:
     1,
     "empty",
     "c s g",
-    "A dim of size 0 comes up in every real pipeline; launching nothing is an error in CUDA.",
+    "Dims of size 0 occur in every real pipeline, and an empty launch is an error in CUDA.",
     star=True,
 )
 def empty(t: Trial) -> None:
-    """Right-shaped empty outputs, zero gradients, whatever the strides of what is empty."""
+    """Empty outputs have the right shape and gradients are 0, whatever the strides of the input."""
     for base in t.kinds():
         for chosen in base.sizes():
             if s := t.resized(base, chosen, 0, _SMALL):
@@ -56,9 +61,14 @@ def empty(t: Trial) -> None:
                     t.trying(s.change(name, inputs.stepped)).both()
 
 
-@row(2, "scalars", "c s g", "Tensors of one element or no dims: correct, or an error naming it.")
+@row(
+    2,
+    "scalars",
+    "c s g",
+    "Tensors with one element or no dims must give a right result, or an error that names them.",
+)
 def scalars(t: Trial) -> None:
-    """All dims 1, and no dims at all."""
+    """All dims are 1, and then each tensor in turn has no dims."""
     for base in t.kinds():
         t.demand(base.resize(dict.fromkeys(base.sizes(), 1)))
         for name in base.tensors:
@@ -85,7 +95,7 @@ def _refuses_rank(s: Situation, name: str) -> None:
     3,
     "odd-sizes",
     "c s g",
-    "Sizes around the vector width and the warp are where tails are forgotten.",
+    "Kernels forget tails at sizes around the vector width and the warp size.",
     star=True,
 )
 def odd_sizes(t: Trial) -> None:
@@ -94,7 +104,7 @@ def odd_sizes(t: Trial) -> None:
         for base in t.kinds(dtype):
             for chosen in base.sizes():
                 for size in _sizes(t, dtype):
-                    # What is left beside a dim of 1 is one long dim for some loops.
+                    # Some loops merge the dims beside a dim of 1 into one long dim.
                     if s := t.resized(base, chosen, size, _SMALL if size > 1 else _BESIDE_ONE):
                         s.both()
 
@@ -103,7 +113,7 @@ def odd_sizes(t: Trial) -> None:
     11,
     "huge",
     "g",
-    "Past 2^31 elements a 32-bit index wraps around, silently.",
+    "Beyond 2^31 elements, a 32-bit index silently wraps around.",
     star=True,
     alone=True,  # the truth of 2^31 elements takes most of a GPU's memory
 )
@@ -120,8 +130,8 @@ def huge(t: Trial) -> None:
         if most.dim() == 1:
             ways = [(3, 2**31 - 1), (3, 2**31), (3, 2**31 + 1)]
         for rest, count in ways:
-            # The same values in fewer rows tell whether the op takes them: a reference that is run
-            # on the CPU for that, because of labels, would need all the memory there is.
+            # Fewer rows of the same values show whether the op accepts them. With labels this runs
+            # the reference on the CPU, which would need all memory at full size.
             small = _in_rows(base, rows, inputs.VALUES, rest)
             if not small.makes_sense():
                 continue
@@ -158,7 +168,7 @@ def _in_rows(base: Situation, rows: int, count: int, rest: int) -> Situation:
 
 
 def _seconds(s: Situation) -> float:
-    """What a forward takes, truth and all: PyTorch's cumsum has one thread go down a column."""
+    """The time of a forward and its truth. PyTorch's cumsum uses one thread per column."""
     s.forward()  # the first one also loads kernels
     begin = time.perf_counter()
     s.forward()
@@ -176,11 +186,11 @@ def _one_huge(t: Trial, s: Situation, gradient: bool) -> None:
     12,
     "far-apart",
     "c s g",
-    "A few elements with strides beyond 2^31: offsets wrap around although sizes are small.",
-    alone=True,  # what lies in between takes gigabytes
+    "With strides beyond 2^31, offsets wrap around although the sizes are small.",
+    alone=True,  # the memory in between takes gigabytes
 )
 def far_apart(t: Trial) -> None:
-    """Two rows of an input, or of a gradient, with 2^31 elements between; and two columns."""
+    """Two rows of an input or a gradient, or two columns, have 2^31 elements between them."""
     dtype = min(t.every_dtype, key=lambda d: d.itemsize)
     for base in t.kinds(dtype):
         for name, tensor in base.tensors.items():
@@ -203,7 +213,7 @@ def _one_far_apart(t: Trial, base: Situation, name: str, dim: int) -> None:
         far.backward()
         if dim == 0:
             t.trying(s)
-            del far  # its gigabytes are for the gradient
+            del far  # the gradient needs its gigabytes
             s.backward(inputs.far_apart_gradient)
 
 
@@ -211,11 +221,12 @@ def _one_far_apart(t: Trial, base: Situation, name: str, dim: int) -> None:
     13,
     "many-rows",
     "c s g",
-    "A grid has at most 65,535 blocks in y and z; more rows than that fail or are left out.",
+    "A grid has at most 65,535 blocks in y and z. With more rows, a launch fails or leaves some "
+    "out.",
     star=True,
 )
 def many_rows(t: Trial) -> None:
-    """More rows than a grid's second dim."""
+    """Use more rows than a grid can have blocks in its second dim."""
     found = []
     for base in t.kinds(t.dtypes[0]):
         most = max(base.tensors.values(), key=lambda x: x.dim())
@@ -227,14 +238,14 @@ def many_rows(t: Trial) -> None:
 
 
 def _bearable(t: Trial, found: list[Situation | None]) -> list[Situation]:
-    """Of large situations those that a quick check has the time for, and the smallest anyhow."""
+    """The large situations that a quick check has time for, and always the smallest."""
     made = [s for s in found if s is not None]
     least = min((s.elements for s in made), default=0)
     return [s for s in made if t.full or s.elements <= max(_few(t), 2 * least)]
 
 
 def _few(t: Trial) -> int:
-    """Elements that are no matter."""
+    """A number of elements that takes little time."""
     return 1 << (19 if t.place.name == "sim" else 21)
 
 
@@ -242,10 +253,11 @@ def _few(t: Trial) -> int:
     14,
     "long-row",
     "c s g",
-    "A row longer than shared memory or registers hold needs another path, with the same answer.",
+    "A row that does not fit into shared memory or registers needs another path with the same "
+    "result.",
 )
 def long_row(t: Trial) -> None:
-    """Rows of 100,003 elements; in the simulator many of them as well, of 16,392, far from 0."""
+    """Rows of 100,003 elements; in the simulator also many rows of 16,392, far from 0."""
     found = []
     for dtype in t.dtypes if t.full or t.place.name != "sim" else t.dtypes[:1]:
         for base in t.kinds(dtype):
@@ -259,9 +271,10 @@ def long_row(t: Trial) -> None:
 
 
 def _many_long_rows(t: Trial) -> None:
-    """More than a GPU of one multiprocessor works on at once, for which kernels have other paths.
+    """Test more rows than a GPU of one multiprocessor works on at once.
 
-    They are made of whole vectors, and lie so far from 0 that a mean needs care.
+    Kernels have other paths for them. The rows consist of whole vectors, and their values are so
+    far from 0 that a mean needs care.
     """
     for base in t.kinds():
         most = max(base.floats, key=lambda n: base.floats[n].dim(), default="")
@@ -280,8 +293,8 @@ def _many_long_rows(t: Trial) -> None:
     82,
     "launch-limits",
     "s",
-    "A GPU refuses a launch with more threads, registers or shared memory than it has; how many a "
-    "kernel asks for follows the sizes and the dtype.",
+    "A GPU refuses a launch that needs more threads, registers or shared memory than it has. What "
+    "a kernel needs depends on the sizes and the dtype.",
     star=True,
 )
 def launch_limits(t: Trial) -> None:
@@ -298,7 +311,7 @@ def launch_limits(t: Trial) -> None:
 
 
 def _launches(t: Trial, s: Situation) -> None:
-    """All kernels for these arguments are launched; the simulator refuses what a GPU would."""
+    """Launch all kernels for these arguments; the simulator refuses what a GPU would refuse."""
     t.trying(s).call()
     if s.has_gradient():
         s.backward()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows about state: what one call leaves for the next, other threads, memory, output."""
+"""Rows about state: what a call leaves behind, other threads, memory, printed output."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from opforge.check.row import Fault, NotApplicable, Trial, row
 from opforge.check.situation import Situation
 from opforge.truth import compare, inputs
 
-_GROWTH = 8 << 20  # bytes that a process may grow by for reasons of its own
+_GROWTH = 8 << 20  # bytes that a process may grow by for unrelated reasons
 _THREADS = (1, 2, 3, 5, 8)
-_ELEMENTS = 300_000  # so that a CPU kernel has something to share among threads
+_ELEMENTS = 300_000  # so many that a CPU kernel divides them among threads
 
 
 @row(
     76,
     "calls-apart",
     "c s g",
-    "A buffer kept between calls gives this call's answer to the last one.",
+    "An op that keeps a buffer between calls overwrites the result of the last one.",
 )
 def calls_apart(t: Trial) -> None:
-    """Results stay as they were while other cases are run, and come out the same afterwards."""
+    """Results do not change while other cases run, and the same calls give them again later."""
     found = [s for s in t.own(*t.dtypes) if s.elements]
     first: list[tuple[Situation, list[torch.Tensor], list[torch.Tensor]]] = []
     for s in found:
@@ -39,7 +39,7 @@ def calls_apart(t: Trial) -> None:
         for a, b in zip(results, copies, strict=True):
             compare.check_same_bits(a, b, "a later call changed the result of an earlier one")
         for a, b in zip(t.trying(s).results(), copies, strict=True):
-            compare.check_same_bits(a, b, "after other calls the same call gives other bits")
+            compare.check_same_bits(a, b, "after other calls, the same call differs bitwise")
 
 
 def _halved(s: Situation) -> Situation:
@@ -53,7 +53,7 @@ def _halved(s: Situation) -> Situation:
     76,
     "steady-memory",
     "c s g",
-    "A tensor that nobody frees ends a training run after a day.",
+    "A tensor that is never freed makes a long training run out of memory.",
 )
 def steady_memory(t: Trial) -> None:
     """2,000 calls, forward and backward: memory does not grow, and nothing is printed."""
@@ -71,14 +71,14 @@ def steady_memory(t: Trial) -> None:
         raise Fault(f"the op writes to standard output or standard error: {said[0][:200]!r}")
     if grown > _GROWTH:
         raise Fault(
-            f"{count} calls took {grown / 2**20:.0f} MiB of memory for good, {grown // count} "
-            "bytes a call: something made in a call is never freed"
+            f"{count} calls leak {grown / 2**20:.0f} MiB of memory, {grown // count} bytes per "
+            "call: something that a call allocates is never freed"
         )
     t.note = f"{count} calls"
 
 
 def _memory(device: str) -> int:
-    """What the process holds on to, in bytes."""
+    """The memory that the process holds, in bytes."""
     if device == "cuda":
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()
@@ -88,7 +88,7 @@ def _memory(device: str) -> int:
 
 @contextlib.contextmanager
 def _printed() -> Iterator[list[str]]:
-    """What is written to standard output and standard error meanwhile, also by C++."""
+    """Collect what is written to standard output and standard error meanwhile, also by C++."""
     said: list[str] = []
     with tempfile.TemporaryFile() as file:
         kept = [os.dup(fd) for fd in (1, 2)]
@@ -109,10 +109,11 @@ def _printed() -> Iterator[list[str]]:
     76,
     "two-threads",
     "c s g",
-    "Data loaders and servers call from several threads; a shared buffer mixes their results up.",
+    "Data loaders and servers call an op from several threads. A shared buffer mixes up their "
+    "results.",
 )
 def two_threads(t: Trial) -> None:
-    """Two threads at once, each with its own case, get what they get alone."""
+    """Two threads run at once, each with its own case, and get the same results as alone."""
     count = 40 if t.place.name != "sim" else 5
     found = [s for s in t.own(t.dtypes[0]) if s.elements]
     one = max(found, key=lambda s: s.elements)
@@ -126,7 +127,9 @@ def two_threads(t: Trial) -> None:
             barrier.wait()
             for _ in range(count):
                 for a, b in zip(s.results(), expected, strict=True):
-                    compare.check_same_bits(a, b, "beside another thread the call gives other bits")
+                    compare.check_same_bits(
+                        a, b, "with another thread running, the call differs bitwise"
+                    )
         except Exception as error:
             failures.append(error)
 
@@ -145,7 +148,7 @@ def two_threads(t: Trial) -> None:
     77,
     "thread-counts",
     "c",
-    "Machines have other numbers of cores; work is shared out another way on each.",
+    "Machines have different numbers of cores, and a kernel divides its work differently on each.",
 )
 def thread_counts(t: Trial) -> None:
     """1, 2, 3, 5 and 8 threads: right, and the same bits where the record promises them."""
@@ -159,7 +162,7 @@ def thread_counts(t: Trial) -> None:
             first: list[torch.Tensor] = []
             for count in _THREADS:
                 torch.set_num_threads(count)
-                if count in (1, 3):  # what has the same bits needs no second truth
+                if count in (1, 3):  # identical results need no second truth
                     _right(t.trying(s))
                 results = t.trying(s).results()
                 first = first or results
@@ -168,28 +171,30 @@ def thread_counts(t: Trial) -> None:
                     continue
                 if t.op.same_bits:
                     for a, b in zip(first, results, strict=True):
-                        compare.check_same_bits(a, b, f"{count} threads give other bits than 1")
+                        compare.check_same_bits(
+                            a, b, f"the result of {count} threads differs bitwise from that of 1"
+                        )
                 differ = True
                 _right(s)
     finally:
         torch.set_num_threads(before)
     if t.last is None:
-        raise NotApplicable("no case can be made large enough to be shared among threads")
+        raise NotApplicable("no case can be made large enough to be divided among threads")
     t.note = f"{', '.join(map(str, _THREADS))} threads"
     if differ:
-        t.note += "; the bits depend on their number"
+        t.note += "; the bits depend on the number of threads"
 
 
 def _right(s: Situation) -> None:
     try:
         s.both()
     except AssertionError:
-        s.last = ""  # one call does not show it: the number of threads is not among its lines
+        s.last = ""  # one call does not reproduce it: its lines do not set the number of threads
         raise
 
 
 def _grown(t: Trial, base: Situation) -> Situation | None:
-    """``base`` with so many rows that threads have something to share."""
+    """``base`` with so many rows that they are worth dividing among threads."""
     most = max(base.tensors.values(), key=lambda x: x.numel())
     if not most.numel():
         return None

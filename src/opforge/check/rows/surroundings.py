@@ -20,11 +20,11 @@ from opforge.truth import cases, compare, inputs
     78,
     "backward-reference",
     "c",
-    "A wrong formula for the gradient, in the reference too, agrees with itself.",
+    "A gradient formula that is wrong in the kernel and in its reference agrees with itself.",
     star=True,
 )
 def backward_reference(t: Trial) -> None:
-    """The backward's own reference against autograd of the forward's, in float64."""
+    """Compare the backward's own reference with autograd of the forward's, in float64."""
     if t.op.backward is None:
         raise NotApplicable("its gradient is that of its reference by construction")
     for s in t.own(*t.every_dtype[:1]):
@@ -53,7 +53,7 @@ def backward_reference(t: Trial) -> None:
 
 
 def _with(values: Any, wanted: list[bool]) -> Any:
-    """Outputs with whether they are differentiated; statistics are not."""
+    """Pairs of outputs and whether they are differentiated; statistics are not."""
     return zip(values, wanted + [False] * (len(values) - len(wanted)), strict=True)
 
 
@@ -61,11 +61,12 @@ def _with(values: Any, wanted: list[bool]) -> Any:
     78,
     "statistics",
     "c s g",
-    "What the forward hands to the backward is seen by nobody else.",
+    "Only the backward sees the statistics that the forward returns, so no other row compares "
+    "them.",
     star=True,
 )
 def statistics(t: Trial) -> None:
-    """All that the kernel returns, statistics included, against the record's formulas."""
+    """Compare all that the kernel returns, including statistics, with the record's formulas."""
     if not t.op.statistics:
         raise NotApplicable("it returns no statistics")
     names = [f"{r.name} of {t.op.name}" for r in t.op.forward.returns]
@@ -75,7 +76,7 @@ def statistics(t: Trial) -> None:
         with t.place(), torch.no_grad():
             t.op(*s.case)  # loads the kernel
             got = as_tuple(overload(*s.case))
-        if not got[0].numel():  # of nothing there is no mean
+        if not got[0].numel():  # the mean of no elements is undefined
             continue
         cases.Truth(t.op, s.case, names, lambda values: t.op.returned(*values)).check(got)
 
@@ -84,10 +85,11 @@ def statistics(t: Trial) -> None:
     79,
     "public-function",
     "c",
-    "Defaults and keywords are what users call; the op behind them has neither.",
+    "Users call the public function, with defaults and keywords that the op behind it does not "
+    "have.",
 )
 def public_function(t: Trial) -> None:
-    """Each argument by its keyword reaches the op, and the result is the op's."""
+    """Each keyword argument reaches the op, and the function returns the op's result."""
     function = discover.function_of(t.op)
     if isinstance(function, Op):
         raise NotApplicable("its record has no public function")
@@ -104,15 +106,18 @@ def public_function(t: Trial) -> None:
             with _seen(t.op) as seen:
                 try:
                     got = as_tuple(function(**arguments))
-                except (TypeError, ValueError):  # a name for what is a number in the schema, say
+                except (
+                    TypeError,
+                    ValueError,
+                ):  # it takes a name where the schema has a number, say
                     continue
             _demand_reached(t.op, arguments, seen)
             for a, b in zip(got, as_tuple(t.op(*seen[0])), strict=False):
                 if isinstance(a, torch.Tensor) and a.shape == b.shape:
-                    compare.check_same_bits(a, b, "the public function gives other bits")
+                    compare.check_same_bits(a, b, "the public function differs bitwise from the op")
             tried += 1
     if not tried:
-        raise NotApplicable("its function takes none of the cases as they are")
+        raise NotApplicable("its function accepts none of the cases unchanged")
 
 
 @contextlib.contextmanager
@@ -153,15 +158,15 @@ def _demand_reached(op: Op, arguments: dict[str, Any], seen: list[tuple[Any, ...
     79,
     "module-is-the-op",
     "c g",
-    "A module that forgets an option trains another model.",
+    "A module that forgets an option trains a different model.",
 )
 def module_is_the_op(t: Trial) -> None:
-    """The module of each case, with the case's parameters, gives what the op gives."""
+    """The module of each case, with the case's parameters, gives the op's result."""
     if t.op.module is None:
         raise NotApplicable("its record names no module")
     tried = 0
     for s in t.own(t.dtypes[0]):
-        if not s.elements:  # a layer has features
+        if not s.elements:  # a layer has at least one feature
             continue
         module = t.op.module(*s.case).to(t.place.device, s.dtype)
         tensors = list(s.tensors.values())
@@ -184,6 +189,6 @@ def module_is_the_op(t: Trial) -> None:
             got, right = as_tuple(module(*given)), as_tuple(s.call())
         for a, b in zip(got, right, strict=False):
             if a.shape == b.shape:
-                compare.check_same_bits(a, b.to(a.dtype), "the module gives other bits than the op")
+                compare.check_same_bits(a, b.to(a.dtype), "the module differs bitwise from the op")
     if not tried:
-        raise NotApplicable("no case's module owns just the last tensors of the case")
+        raise NotApplicable("no case has a module whose parameters are the case's last tensors")

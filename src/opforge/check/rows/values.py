@@ -17,7 +17,8 @@ _INF, _NAN = float("inf"), float("nan")
     15,
     "one-nan",
     "c s g",
-    "One NaN must be NaN exactly where the reference has it: a swallowed one hides a broken model.",
+    "One NaN must give NaN exactly where the reference has it. A swallowed NaN hides a broken "
+    "model.",
     star=True,
 )
 def one_nan(t: Trial) -> None:
@@ -32,15 +33,15 @@ def one_nan(t: Trial) -> None:
     16,
     "special-values",
     "c s g",
-    "±Inf, -0.0, subnormals and overflow come out as the reference has them.",
+    "±Inf, -0.0, subnormals and overflow must give what the reference gives.",
 )
 def special_values(t: Trial) -> None:
-    """Special values among ordinary ones; everything subnormal; everything near the largest."""
+    """Special values among ordinary ones; all values subnormal; all values near the largest."""
     for dtype in t.dtypes:
         if not dtype.is_floating_point:
             raise NotApplicable("it has no floating point input")
-        # Of several terms near the largest the order decides whether their sum overflows, and where
-        # they cancel, what is left of it.
+        # With several terms near the largest value, the order decides whether their sum overflows
+        # and, if they cancel, what is left of it.
         ordered = t.op.rowwise
         for base in t.kinds(dtype):
             for name, tensor in base.floats.items():
@@ -51,7 +52,7 @@ def special_values(t: Trial) -> None:
                     s = base.change(name, inputs.put, value, seed=t.seed, share=0.2)
                     if s.makes_sense():
                         _same_class(t, t.trying(s))
-                if ordered:  # one such term, forward: a gradient may have it in several
+                if ordered:  # one such term, forward only: a gradient may repeat it
                     s = base.change(name, inputs.put, info.max, seed=t.seed)
                     if s.makes_sense():
                         t.trying(s).forward()
@@ -61,7 +62,7 @@ def special_values(t: Trial) -> None:
 
 
 def _same_class(t: Trial, s: Situation) -> None:
-    """Within the rule, and zeros with the sign the reference gives them, wherever it is steady."""
+    """Demand the allowed error, and the reference's sign for zeros wherever that sign is stable."""
     assert t.op.reference is not None
     outputs = s.forward()
     if s.has_gradient():
@@ -92,10 +93,10 @@ def _same_class(t: Trial, s: Situation) -> None:
     17,
     "masked-rows",
     "c s g",
-    "A row of -inf is a fully masked one; the max of nothing must not become NaN by accident.",
+    "A row of -inf is fully masked. It must not give NaN where the reference gives none.",
 )
 def masked_rows(t: Trial) -> None:
-    """One row of each tensor all -inf: the reference's value, and its gradients."""
+    """One row of each tensor is all -inf; values and gradients are the reference's."""
     if t.op.pointwise:
         raise NotApplicable("pointwise: no element depends on a row")
     for base in t.kinds():
@@ -108,10 +109,11 @@ def masked_rows(t: Trial) -> None:
     18,
     "cancellation",
     "c s g",
-    "A mean much larger than the spread: the difference of two large sums has no digits left.",
+    "If the mean is much larger than the spread, the difference of two large sums has no correct "
+    "digits left.",
 )
 def cancellation(t: Trial) -> None:
-    """Every tensor in turn moved by 1,000 and by 30,000, in float32 or what the op has."""
+    """Each tensor in turn is shifted by 1,000 and by 30,000, in float32 or what the op has."""
     for base in t.kinds(t.dtypes[0]):
         for name, tensor in base.floats.items():
             if tensor.numel():
@@ -121,7 +123,7 @@ def cancellation(t: Trial) -> None:
 
 @row(29, "dropout", "c s g", "Forward and backward must drop the same elements.")
 def dropout(t: Trial) -> None:
-    """p of 0, 0.5 and 1; the same seed drops the same, in the backward too."""
+    """With p of 0, 0.5 and 1, the same seed drops the same elements, in the backward too."""
     names = [a.name for a in t.op.forward.args]
     if "p" not in names:
         raise NotApplicable("it has no argument p")
@@ -132,7 +134,7 @@ def dropout(t: Trial) -> None:
                 continue
             s.both()
             for a, b in zip(s.results(), s.results(), strict=True):
-                compare.check_same_bits(a, b, "the same seed gives another mask")
+                compare.check_same_bits(a, b, "the same seed gives a different mask")
         if "seed" in names and isinstance(base.values["seed"], int) and base.elements > 64:
             other = base.set("p", 0.5).set("seed", base.values["seed"] + 1)
             if torch.equal(as_tuple(base.set("p", 0.5).call())[0], as_tuple(other.call())[0]):
@@ -143,10 +145,10 @@ def dropout(t: Trial) -> None:
     0,
     "ranges",
     "c s g",
-    "Small numbers beside large ones, equal ones, sorted ones: what random values never are.",
+    "Random values are never small beside large ones, all equal, or sorted.",
 )
 def ranges(t: Trial) -> None:
-    """Every tensor in turn over the whole range of its dtype, equal, sorted, one-hot."""
+    """Each tensor in turn covers the range of its dtype, is all equal, sorted, or one-hot."""
     changes = (inputs.wide_range, inputs.equal, inputs.ordered, inputs.one_hot)
     for base in t.kinds():
         for name, tensor in base.floats.items():
@@ -187,15 +189,15 @@ def gradient_values(t: Trial) -> None:
     0,
     "numbers",
     "c s g",
-    "A factor of 0, 1, below 0 or NaN takes the shortcut that somebody wrote for it.",
+    "A kernel may have a special path for a factor of 0, 1, below 0 or NaN.",
 )
 def numbers(t: Trial) -> None:
-    """Every number among the arguments in turn 0, 1, -1.5, 3 and NaN; every bool the other way."""
+    """Each number among the arguments in turn is 0, 1, -1.5, 3 and NaN; each bool is inverted."""
     kinds = {"float": (0.0, 1.0, -1.5, 3.0, _NAN), "int": (0, 1, -1, 3), "bool": (False, True)}
     tried = 0
     for base in t.kinds():
         for argument in t.op.forward.args:
-            if argument.name in ("eps", "p", "seed"):  # which have rows of their own
+            if argument.name in ("eps", "p", "seed"):  # these have rows of their own
                 continue
             for value in kinds.get(argument.type.rstrip("?"), ()):
                 if value == base.values[argument.name]:

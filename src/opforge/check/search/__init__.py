@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds cases that reach code no case of the record reaches."""
+"""Searches for cases that reach code which the record's own cases do not reach."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comparisons teach: the constants that sizes and options are compared with.
+"""Learns from the comparisons in the code which sizes and options to try.
 
-A comparison is of interest until it has come out less, equal and greater. Its constant is related
-to a size by what stood on the other side: the size itself, or something that grows with it.
+A comparison is interesting until it has come out less, equal and greater. The other operand relates
+its constant to a size: it is the size itself, or grows with it.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _PAIRS = 6
 
 @dataclass
 class Site:
-    """A comparison in the source: how it came out so far, and what was on both sides in a case."""
+    """A comparison in the source: its outcomes so far, and pairs of operands with their cases."""
 
     outcomes: int = 0
     constant: bool = False
     seen: dict[tuple[float, float], Recipe] = field(default_factory=dict)
-    version: int = 0  # grows with what is seen
+    version: int = 0  # increases with every new pair
 
     def note(self, pair: tuple[float, float], recipe: Recipe) -> None:
-        """Keep the first few pairs of operands; later, those that are closer to each other."""
+        """Keep the first few pairs of operands, and later the closest ones."""
         if pair in self.seen:
             return
         if len(self.seen) >= _PAIRS:
@@ -42,20 +42,24 @@ class Site:
 
     @property
     def is_open(self) -> bool:
-        """Whether other sizes may make it come out in another way."""
+        """Whether other sizes may give other outcomes."""
         if self.constant:
             return self.outcomes != _EVERY
-        return self.outcomes in (1, 2, 4)  # loops compare their counter with their end
+        return self.outcomes in (
+            1,
+            2,
+            4,
+        )  # a loop, which compares its counter with its end, has two
 
 
 @dataclass
 class Learned:
-    """All comparisons met so far."""
+    """All comparisons seen so far."""
 
     sites: dict[str, Site] = field(default_factory=dict)
 
     def add(self, compares: Iterable[Compare], recipe: Recipe) -> None:
-        """Note what one case compared."""
+        """Add the comparisons of one case."""
         for c in compares:
             site = self.sites.setdefault(c.where, Site(constant=c.kind in ("constant", "cases")))
             site.outcomes |= c.outcomes
@@ -63,11 +67,11 @@ class Learned:
                 site.note(pair, recipe)
 
     def open(self) -> list[Site]:
-        """Comparisons that have not come out in every way."""
+        """Comparisons that have not had all outcomes."""
         return [site for site in self.sites.values() if site.is_open]
 
     def beside(self, value: float) -> list[float]:
-        """What an option of this value was compared with; a kernel may have rounded it."""
+        """Values that an option of this value was compared with. Kernels may have rounded it."""
         found: dict[float, None] = {}
         for site in self.sites.values():
             for a, b in site.seen:
@@ -78,10 +82,10 @@ class Learned:
 
 
 def sizes_for(pair: tuple[float, float], size: int) -> list[int]:
-    """Sizes that may make the two sides of a comparison equal, just less and just greater.
+    """Sizes that may make the operands of a comparison equal, just less and just greater.
 
-    The size may be what is compared, or in proportion to it (a product, bytes, blocks), or be it
-    but for a constant.
+    The compared value may be the size itself, be proportional to it (a product, bytes, blocks), or
+    differ from it by a constant.
     """
     found: dict[int, None] = {}
     for goal, observed in (pair, pair[::-1]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes to a recipe: another size, layout, dtype, option, value or gradient."""
+"""Mutates recipes: another size, layout, dtype, option, value or gradient."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _LARGE = (2047, 2048, 2049, 4096, 4097, 8192, 8200, 16384, 16385, 32768, 65535, 
 _DIMS = (1, 2, 4, 9, 16)
 _ALTERNATE = (tuple(range(0, 16, 2)), tuple(range(0, 18, 2)))
 _LISTS = ((0,), (-1,), (0, 1), (0, 2), *_ALTERNATE)
-_PROCESSORS = {"sim": (1, 8)}  # of a GPU to pretend
+_PROCESSORS = {"sim": (1, 8)}  # numbers of multiprocessors of the simulated GPU
 _FLOATS = (0.0, 1.0, 0.5, 2.0, -1.0, 0.1, 1e-5)
 _INTEGERS = (0, 1, -1, 2, 3)
 
 
 class Mutator:
-    """Makes recipes of an op from others."""
+    """Makes new recipes of an op from existing ones."""
 
     def __init__(self, op: Op, place: Place, seed: int, learned: Learned) -> None:
         self.op, self.place, self.seed, self.learned = op, place, seed, learned
@@ -53,7 +53,7 @@ class Mutator:
                     known.append(value)
 
     def cases(self, dtype: str) -> list[Situation]:
-        """The record's cases in a dtype, made once."""
+        """The record's cases in a dtype (cached)."""
         if dtype not in self._made:
             made = situation.own(self.op, self.place, getattr(torch, dtype), self.seed)
             self._made[dtype] = made
@@ -66,7 +66,7 @@ class Mutator:
                 yield Recipe(number, dtype)
 
     def kinds(self) -> list[Recipe]:
-        """One case of each kind: by the ranks of tensors and by what is None."""
+        """One case of each kind. Ranks of tensors and which arguments are None make the kind."""
         found: dict[str, Recipe] = {}
         for number, s in enumerate(self.own):
             key = [v.dim() if isinstance(v, torch.Tensor) else v for v in s.values.values()]
@@ -75,7 +75,7 @@ class Mutator:
         return list(found.values())
 
     def neighbours(self, recipe: Recipe) -> Iterator[Recipe]:
-        """Every recipe one plain change away, changes of every kind by turns."""
+        """All recipes that differ by one simple change. Kinds of changes take turns."""
         kinds = (self._laid_out, self._asked, self._deeper, self._set, self._sized, self._valued)
         waiting = [kind(recipe) for kind in kinds]
         while waiting:
@@ -87,7 +87,7 @@ class Mutator:
                     yield found
 
     def _laid_out(self, recipe: Recipe) -> Iterator[Recipe]:
-        """Other strides."""
+        """Recipes with other strides."""
         s = self.own[recipe.case]
         for name, tensor in s.tensors.items():
             for layout in LAYOUTS[1:]:
@@ -98,7 +98,10 @@ class Mutator:
             yield replace(recipe, layouts=tuple((n, layout) for n in fit))
 
     def _asked(self, recipe: Recipe) -> Iterator[Recipe]:
-        """Other gradients, and of one argument or output alone; in the simulator, another GPU."""
+        """Recipes with other gradients, or with gradients of one argument or output only.
+
+        In the simulator also recipes with another GPU.
+        """
         for processors in self.processors:
             yield replace(recipe, processors=processors)
         for gradient in (None, *GRADIENTS[1:]):
@@ -109,7 +112,7 @@ class Mutator:
             yield replace(recipe, output=output)
 
     def _deeper(self, recipe: Recipe) -> Iterator[Recipe]:
-        """More dims; lists of dims name every other one, which leaves none to be merged."""
+        """Recipes with more dims. Lists of dims name every other one, so that no dims can merge."""
         s = self.own[recipe.case]
         few = replace(recipe, sizes=tuple((n, 2) for n in s.sizes() if n > 2))
         rank = max(t.dim() for t in s.tensors.values())
@@ -124,7 +127,7 @@ class Mutator:
             yield replace(more, layouts=((next(iter(s.tensors)), "transposed"),))
 
     def _set(self, recipe: Recipe) -> Iterator[Recipe]:
-        """Other options, and None for optional tensors."""
+        """Recipes with other options, or None for optional tensors."""
         s = self.own[recipe.case]
         for name in s.values:
             for value in self.options(name):
@@ -132,13 +135,13 @@ class Mutator:
                     yield replace(recipe, options=((name, value),))
 
     def _sized(self, recipe: Recipe) -> Iterator[Recipe]:
-        """Other sizes."""
+        """Recipes with other sizes."""
         for n in self.own[recipe.case].sizes():
             for size in _SIZES:
                 yield self.resized(recipe, n, size)
 
     def _valued(self, recipe: Recipe) -> Iterator[Recipe]:
-        """Other values, and one tensor in another dtype."""
+        """Recipes with other values, or with one tensor in another dtype."""
         for name, tensor in self.own[recipe.case].floats.items():
             for other in self.dtypes:
                 yield replace(recipe, dtypes=((name, other),))
@@ -147,7 +150,7 @@ class Mutator:
                     yield replace(recipe, values=((name, function, value),))
 
     def long(self, recipe: Recipe) -> Iterator[Recipe]:
-        """One size after the other large, the others small; for small GPUs as well."""
+        """Recipes with each size in turn large and the others small, also for small GPUs."""
         for n in self.own[recipe.case].sizes():
             for size in _LARGE:
                 long = self.resized(recipe, n, size)
@@ -156,14 +159,14 @@ class Mutator:
                     yield replace(long, processors=processors)
 
     def elements(self, recipe: Recipe) -> int:
-        """How many elements the tensors of a recipe have, before any are made."""
+        """The number of elements of a recipe's tensors, computed without making them."""
         sizes = dict(recipe.sizes)
         shapes = [t.shape for t in self.own[recipe.case].tensors.values()]
         counts = [math.prod(sizes.get(n, n) for n in shape) for shape in shapes]
         return sum(counts) << recipe.dims
 
     def options(self, name: str) -> list[Any]:
-        """Values worth trying for an argument that is no tensor, and None for an optional one."""
+        """Values to try for an argument that is not a tensor; for an optional one also None."""
         kind = next(a.type for a in self.op.forward.args if a.name == name)
         if name in self.optional:
             return [None]
@@ -185,9 +188,9 @@ class Mutator:
         return list(dict.fromkeys(map(_hashable, found)))
 
     def learned_sizes(self, site: Site, most: int | None = None) -> Iterator[Recipe]:
-        """Sizes at, just below and just above what a comparison compares them with.
+        """Recipes with sizes at, just below and just above the constant of a comparison.
 
-        At most so many for each size and each pair of operands.
+        There are at most ``most`` for each size and each pair of operands.
         """
         for pair, recipe in list(site.seen.items()):
             sizes = dict(recipe.sizes)
@@ -196,7 +199,7 @@ class Mutator:
                     yield self.resized(recipe, n, size)
 
     def resized(self, recipe: Recipe, size: int, to: int) -> Recipe:
-        """One of the record's sizes changed; where that makes much, the others are cut short."""
+        """A recipe with one of the record's sizes changed. Others are cut if it gets too large."""
         sizes = dict(recipe.sizes)
         sizes[size] = to
         s = self.own[recipe.case]
@@ -208,7 +211,7 @@ class Mutator:
         return replace(recipe, sizes=tuple(sorted(sizes.items())))
 
     def any(self, recipe: Recipe) -> Recipe:
-        """One to three random changes."""
+        """A recipe with one to three random changes."""
         for _ in range(self.random.choice((1, 1, 2, 3))):
             recipe = self._one(recipe)
         return recipe

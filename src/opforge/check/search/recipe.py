@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A recipe: a case that was found, as a few words of JSON that make it again."""
+"""A recipe: a short JSON description that makes a found case again."""
 
 from __future__ import annotations
 
@@ -56,12 +56,13 @@ _HUGE = 1e30
 class Recipe:
     """How to make a case from one of the record's.
 
-    ``sizes`` are the record's and what they become, ``dims`` is how many are put before those of
-    the tensors that have the most; ``options`` are arguments that are no tensors,
-    or None; ``values`` and ``layouts`` name functions of :mod:`opforge.truth.inputs`, as
-    ``gradient`` does, which is None where no tensor wants one. ``only`` is the position of the one
-    argument that does, ``output`` of the one output that gets one. ``processors`` are those of the
-    simulated GPU, if it is another than usual: few rows are many for a small one.
+    ``sizes`` maps sizes of the record to new ones. ``dims`` is the number of dims that are added
+    in front of the tensors with the most dims. ``options`` replaces arguments that are not tensors,
+    or sets tensors to None. ``values``, ``layouts`` and ``gradient`` name functions of
+    :mod:`opforge.truth.inputs`; ``gradient`` is None if no tensor requires one. ``only`` is the
+    position of the only argument that requires a gradient, and ``output`` of the only output that
+    gets one. ``processors`` is the number of multiprocessors of the simulated GPU, if it is not the
+    default. For a small GPU, few rows are many.
     """
 
     case: int
@@ -78,7 +79,7 @@ class Recipe:
     processors: int | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """Without what it has by default."""
+        """The recipe as data for JSON, without its defaults."""
         plain = Recipe(self.case, self.dtype)
         own = {k: v for k, v in vars(self).items() if v != getattr(plain, k)}
         if self.values:  # JSON has no infinities
@@ -86,14 +87,14 @@ class Recipe:
         return {"case": self.case, "dtype": self.dtype, **own}
 
     def situation(self, op: Op, place: Place, seed: int) -> Situation:
-        """The case itself; raises where the record has changed so that it cannot be made."""
+        """Make the case. Raises RecordError if the record has changed and it cannot be made."""
         made = situation.own(op, place, _dtype(self.dtype), seed)
         if self.case >= len(made):
-            raise RecordError(f"the record of {op.name} has no case {self.case} any more")
+            raise RecordError(f"the record of {op.name} no longer has case {self.case}")
         return self.apply(made[self.case])
 
     def apply(self, s: Situation) -> Situation:
-        """The case, from the record's that it begins with."""
+        """Apply the changes to the record's case that the recipe starts from."""
         if self.processors is not None and s.place.name == "sim":
             s = s.copy()
             s.place = replace(s.place, processors=self.processors)
@@ -114,7 +115,7 @@ class Recipe:
 
 
 def from_json(data: dict[str, Any]) -> Recipe:
-    """What :meth:`Recipe.as_json` gave, with JSON's lists as tuples again."""
+    """The recipe that :meth:`Recipe.as_json` wrote, with JSON's lists converted to tuples."""
     pairs = ("sizes", "options", "dtypes", "values", "layouts")
     given: dict[str, Any] = {k: tuple(map(tuple, v)) if k in pairs else v for k, v in data.items()}
     given["options"] = tuple(
@@ -131,12 +132,12 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """``float32``, as recipes have it."""
+    """The name of a dtype in recipes, such as ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 
 def exercise(s: Situation, recipe: Recipe) -> None:
-    """Run the op, and its backward as the recipe says; nothing is compared."""
+    """Run the op, and its backward as the recipe says, without comparing results."""
     if recipe.gradient is None:
         with torch.no_grad():
             s.call()
@@ -152,10 +153,11 @@ def exercise(s: Situation, recipe: Recipe) -> None:
 
 
 def compare(s: Situation, recipe: Recipe) -> None:
-    """Outputs and gradients must be near the truth.
+    """Check outputs and gradients against the truth, with two exceptions.
 
-    Not gradients where values are infinite or close to it: sums of them have no order to keep. Nor
-    those of mixed dtypes, whose error is one of the narrower dtype: that they run is enough.
+    With values that are infinite or nearly so, gradients are not compared, because sums of them
+    depend on the order. With mixed dtypes, gradients have the error of the narrower dtype, so it is
+    enough that they run.
     """
     s.forward()
     if any(not abs(value) < _HUGE for _, _, value in recipe.values):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Searches cases by what they reach: a case that reaches something new is kept and changed further.
+"""A coverage-guided search: a case that reaches new code is kept and mutated further.
 
-First come the record's cases in every dtype and each plain change to one case of each kind, then
-sizes that the code was seen to compare with, then random changes to what was kept. The order is
-fixed by the seed; time only ends it.
+First come the record's cases in all dtypes, and every simple change to one case of each kind. Then
+come sizes that the code compares with, and then random changes to kept cases. The seed determines
+the order; time only determines where the search ends.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from opforge.coverage import lines, recorder
 from opforge.errors import OpforgeError
 from opforge.op import Op
 
-# Elements of a case, at most; a simulated one takes some microseconds for each.
+# The most elements of a case. In the simulator, each takes some microseconds.
 _MOST = {"cpu": 9 << 20, "sim": 1 << 21}
-_SLOW = {"cpu": 1.0, "sim": 2.0}  # seconds: a case that takes longer is not worth them
-_SAMPLE = 1 << 15  # elements that make a case a large one
-_QUICK, _WORTH = 0.05, 0.25  # seconds that are no matter; a case so much quicker is kept as well
+_SLOW = {"cpu": 1.0, "sim": 2.0}  # seconds: a case that takes longer is dropped
+_SAMPLE = 1 << 15  # a case with more elements is a large one
+_QUICK, _WORTH = (
+    0.05,
+    0.25,
+)  # seconds that do not matter; share of time at which a faster case is kept too
 _TURN = 40  # cases
-_PATIENCE = 3000  # cases without anything new
+_PATIENCE = 3000  # cases without anything new before the search ends
 _LONG = 0.3  # seconds
 _KEPT, _FAILED = 48, 8  # recipes, at most
 
@@ -49,7 +52,7 @@ class Kept:
 
 @dataclass
 class Found:
-    """What a search has come to."""
+    """The result of a search."""
 
     kept: list[Kept] = field(default_factory=list)
     blocks: recorder.Blocks = field(default_factory=dict)
@@ -58,46 +61,44 @@ class Found:
 
     @property
     def recipes(self) -> list[Recipe]:
-        """The recipes worth keeping: as few as reach all that was reached."""
+        """A small set of recipes that reaches everything that was reached."""
         return [k.recipe for k in _fewest(self.kept)]
 
 
 class Search:
-    """Runs recipes of an op at a place, and knows what they reached."""
+    """Runs recipes of an op at a place, and records what they reach."""
 
     def __init__(self, op: Op, place: str, seed: int = 0, tell: Tell | None = None) -> None:
         self.op, self.seed = op, seed
-        self._tell = tell  # what is about to run: it may be the end of the process
+        self._tell = tell  # gets what is about to run, because that may crash the process
         self.place = Place(place, mode="cover")
         self.found = Found()
         self.learned = Learned()
         self.mutator = Mutator(op, self.place, seed, self.learned)
         self._tried: set[Recipe] = set()
-        self._fastest: dict[
-            str | int, float
-        ] = {}  # what was reached, and the least seconds it took
+        self._fastest: dict[str | int, float] = {}  # what was reached -> the fewest seconds it took
         self._authors: dict[str, bool] = {}  # by file
         self._errors: set[str] = set()
         self._slow = _SLOW[place]
         self._large = 0, 0.0  # elements of large cases, and the seconds they took
 
     def reached(self) -> lines.Reached:
-        """What of the author's source was reached so far."""
+        """The part of the author's source that was reached so far."""
         return lines.reached(self.op, self._libraries(), self.found.blocks)
 
     def _libraries(self) -> list[recorder.Watched]:
         return recorder.watched(self.op.name, COVERAGE[self.place.name])
 
     def replay(self, recipes: Iterable[Recipe]) -> None:
-        """Run recipes that were found before, whatever they take."""
+        """Run recipes from earlier searches, without a time limit."""
         self._load()
         for recipe in recipes:
             self.run(recipe, proven=True)
 
     def explore(self, seconds: float) -> None:
-        """Search for so long, or until nothing new has come up for long.
+        """Search for ``seconds``, or until nothing new has come up for long.
 
-        It is this process's time that counts: on a busy machine a search takes longer and finds
+        The time is the processor time of this process, so that a search on a busy machine finds
         the same.
         """
         self._load()
@@ -109,19 +110,19 @@ class Search:
             since = 0 if self.run(recipe) else since + 1
 
     def _load(self) -> None:
-        """Run a first case: loading the library, and what torch loads late, is no case's time."""
+        """Run a first case, so that later ones are not charged for loading libraries."""
         self.run(Recipe(0, self.mutator.dtypes[0]))
         self._large = 0, 0.0
 
     def _candidates(self) -> Iterator[Recipe]:
         yield from self.mutator.seeds()
         ways = [self._plain(), self._learned(), self._random()]
-        while True:  # by turns: which of them finds something depends on the op
+        while True:  # take turns, because it depends on the op which of them finds something
             for way in ways:
                 yield from itertools.islice(way, _TURN)
 
     def _plain(self) -> Iterator[Recipe]:
-        """Every plain change to a case of each kind."""
+        """Every simple change to one case of each kind."""
         kinds = self.mutator.kinds()
         for recipe in kinds[:2]:
             yield from itertools.islice(self.mutator.long(recipe), 0, None, 4)
@@ -135,7 +136,7 @@ class Search:
                         several.remove(one)
 
     def _learned(self) -> Iterator[Recipe]:
-        """Sizes around what the code compares with: the likely ones of all comparisons first."""
+        """Sizes around the constants in comparisons, with the likely ones of all first."""
         done: set[tuple[str, int, int | None]] = set()
         while True:
             begun = len(done)
@@ -149,7 +150,7 @@ class Search:
                 yield from itertools.islice(self._random(), 5)
 
     def _random(self) -> Iterator[Recipe]:
-        """Random changes to what was kept, the last ones more often."""
+        """Random changes to kept recipes, more often to recent ones."""
         draw = self.mutator.random
         while True:
             fast = [k for k in self.found.kept if k.seconds < self._slow]
@@ -158,7 +159,7 @@ class Search:
             yield self.mutator.any(draw.choice([*fast, *fast[-8:]]).recipe)
 
     def run(self, recipe: Recipe, proven: bool = False) -> bool:
-        """Run one recipe; whether it reached anything new. A ``proven`` one may take long."""
+        """Run a recipe and return whether it reached anything new. A ``proven`` one may be slow."""
         if recipe in self._tried:
             return False
         self._tried.add(recipe)
@@ -171,7 +172,7 @@ class Search:
             if not s.makes_sense():
                 return False
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError):
-            return False  # a change that this case does not take
+            return False  # this case does not allow the change
         if self._tell is not None:
             self._tell(f"{s.describe()}; {recipe.as_json()}")
         failed = refused = False
@@ -189,11 +190,11 @@ class Search:
         if elements > _SAMPLE:
             self._large = self._large[0] + elements, self._large[1] + took
         if refused and (recipe.dtypes or not failed):
-            return False  # a mix of dtypes may be refused; of other errors one each is enough
+            return False  # mixed dtypes may be rejected; one of each other error is enough
         compares = [c for c in seen.compares if self._is_authors(c)]
         self.learned.add(compares, recipe)
         features = self._features_of(seen, compares)
-        # What a slow case has reached, a quick one may reach as well.
+        # A quick case may reach the same as a slow one.
         new = {f for f in features if took < _WORTH * self._fastest.get(f, math.inf)}
         if not any(f not in self._fastest or self._fastest[f] > _QUICK for f in new) and not failed:
             return False
@@ -204,12 +205,12 @@ class Search:
         return True
 
     def _would_take(self, elements: int) -> float:
-        """Seconds, by what large cases took so far."""
+        """The expected seconds, estimated from earlier large cases."""
         known, took = self._large
         return elements * took / known if known else 0.0
 
     def _features_of(self, seen: recorder.Seen, compares: list[recorder.Compare]) -> set[str | int]:
-        """Blocks of the author's code, in the source and in the machine code; outcomes."""
+        """What a case reached of the author's code: source lines, blocks, comparison outcomes."""
         found: set[str | int] = set()
         for one in self._libraries():
             for at in seen.blocks.get(one.name, ()):
@@ -225,7 +226,7 @@ class Search:
         return any(c.library == one.name for one in self._libraries()) and self._is_file(c.where)
 
     def _is_file(self, where: str) -> bool:
-        """Whether a place in a source is the author's."""
+        """Whether a source location is in the author's code."""
         file = where.partition(":")[0]
         if file not in self._authors:
             self._authors[file] = lines.path_of(self.op, file) is not None
@@ -233,10 +234,10 @@ class Search:
 
 
 def _fewest(kept: list[Kept]) -> list[Kept]:
-    """Few recipes that reach together what all do: failed ones always, and quick ones first.
+    """A small set of recipes that together reach what all do.
 
-    What is in the source comes first, and is worth any time. Outcomes of comparisons and instances
-    of templates are not worth a slow recipe's.
+    Failed recipes are always in it, and quick ones come first. Source lines are worth any time.
+    Outcomes of comparisons and instances of templates are not worth a slow recipe.
     """
     chosen = [k for k in kept if k.failed][:_FAILED]
     every = set().union(*(k.features for k in kept)) if kept else set()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recipes that a search has found, kept beside the build cache or in the op's folder.
+"""Stores the recipes that a search has found, next to the build cache or in the op's folder.
 
-They hold for the sources they were found with. When those change they are where the next search
-begins.
+They are valid for the sources they were found with. After a change, the next search starts from
+them.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from opforge.op import Op
 
 FILE = "cases.json"  # in an op's folder
 QUICK, FULL = 5.0, 60.0  # seconds that a search may take
-_SEARCH = 2  # raised when a search finds more than before
+_SEARCH = 2  # version, increased when a search finds more than before
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The recipes of an op at a place, and what they were found with."""
+    """The recipes of an op at a place, and the sources they were found with."""
 
     recipes: list[Recipe] = field(default_factory=list)
     sources: str = ""  # digest
-    seconds: float = 0.0  # that were searched
+    seconds: float = 0.0  # length of the search
 
 
 def load(op: Op, place: str) -> Stored:
-    """What is stored: found with the very sources if possible, else whatever there is."""
+    """The stored recipes, preferably those found with the current sources."""
     found = [_read(path, place) for path in (_beside_cache(op), _in_folder(op)) if path is not None]
     digest = sources(op, place)
     fitting = [s for s in found if s.sources == digest and s.recipes]
@@ -48,9 +48,9 @@ def load(op: Op, place: str) -> Stored:
 
 
 def found(op: Op, place: str, seed: int, full: bool, tell: Tell | None = None) -> list[Recipe]:
-    """The recipes for an op at a place, searched for if they are not there; on a GPU, those stored.
+    """The recipes for an op at a place. If there are none, it searches, except on a GPU.
 
-    Raises ToolchainError where there is nothing to search with.
+    Raises ToolchainError if the tools for a search are missing.
     """
     if place not in COVERAGE:
         return load(op, "sim").recipes
@@ -68,7 +68,7 @@ def found(op: Op, place: str, seed: int, full: bool, tell: Tell | None = None) -
 
 
 def keep(op: Op) -> Path | None:
-    """Put what was found for an op into its folder; None if there is nothing."""
+    """Write the recipes of an op to its folder. Returns the file, or None if there are none."""
     path = _in_folder(op)
     kept = False
     for place in COVERAGE:
@@ -80,7 +80,7 @@ def keep(op: Op) -> Path | None:
 
 
 def save(path: Path | None, op: Op, place: str, stored: Stored) -> None:
-    """Write the recipes for one place; those for the other stay as they are."""
+    """Write the recipes for one place. Those for other places stay in the file."""
     assert path is not None
     data = _json(path)
     data[place] = {
@@ -94,7 +94,7 @@ def save(path: Path | None, op: Op, place: str, stored: Stored) -> None:
 
 
 def _text(data: dict[str, Any]) -> str:
-    """JSON with a case a line, which a reader and a diff can follow."""
+    """JSON with one case per line, which is readable in a diff."""
     parts = [f' "op": {json.dumps(data["op"])}']
     for place in (p for p in COVERAGE if p in data):
         one = data[place]
@@ -107,7 +107,7 @@ def _text(data: dict[str, Any]) -> str:
 
 
 def sources(op: Op, place: str) -> str:
-    """Identifies the search, the record and what kernels are made of; empty if that is unknown."""
+    """A digest of the search, the record and the kernel sources, or "" if it is unknown."""
     try:
         parts = plan(op, COVERAGE[place]).ingredients
     except OpforgeError:  # no source, no compiler
@@ -127,7 +127,7 @@ def _read(path: Path, place: str) -> Stored:
         recipes = [recipe.from_json(r) for r in one["cases"]]
         return Stored(recipes, str(one["sources"]), float(one["seconds"]))
     except (KeyError, TypeError, ValueError):
-        return Stored()  # of another version: searched anew
+        return Stored()  # another version: search again
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _beside_cache(op: Op) -> Path | None:
 
 
 def missing(op: Op, place: str) -> str:
-    """Why nothing can be searched for here, if so."""
+    """The reason why no search is possible here, or ""."""
     if not has_sources(op, COVERAGE[place]):
         return f"it has no {'CPU' if place == 'cpu' else 'CUDA'} source"
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bias_dropout_residual: y = residual + dropout(x + bias), what ends a layer of a transformer."""
+"""bias_dropout_residual: y = residual + dropout(x + bias), the end of a transformer block."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opforge.op import Backward, Make, Op
+from opforge.op import Backward, Build, Make, Op
 from opforge.ops.families import philox
 
 NAME = "bias_dropout_residual"
 
 
 def reference(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor, p: float) -> Tensor:
-    """The formula as it stands; what is dropped is as for ``opforge.dropout``."""
+    """The formula, with the same mask as ``opforge.dropout``."""
     inner = x if bias is None else x + bias
     return residual + torch.where(philox.kept(seed, x.shape, p), inner * philox.scale(p), 0)
 
@@ -25,7 +25,7 @@ def reference(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor, p:
 def backward_reference(
     grad_y: Tensor, seed: Tensor, p: float, needs_bias: bool
 ) -> tuple[Tensor, Tensor]:
-    """The mask is made again, not kept; that of bias is summed over the rows."""
+    """Recompute the mask. The gradient of bias is summed over the rows."""
     passed = torch.where(philox.kept(seed, grad_y.shape, p), grad_y * philox.scale(p), 0)
     if not needs_bias:
         return passed, grad_y.new_empty(0)
@@ -33,7 +33,7 @@ def backward_reference(
 
 
 def validate(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor, p: float) -> None:
-    """residual is like x, bias one value per column of it; p is a probability, seed a number."""
+    """residual is like x, bias one value per column of x; p is a probability, seed one number."""
     if x.dim() == 0:
         raise ValueError(f"opforge.{NAME}: x must have at least one dimension, got a scalar")
     if residual.shape != x.shape:
@@ -57,7 +57,7 @@ def validate(x: Tensor, bias: Tensor | None, residual: Tensor, seed: Tensor, p: 
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Columns around the vector width, many rows, empty, strided, with and without a bias."""
+    """Columns around the vector width, many rows, empty, strided, with and without bias."""
     seed = torch.tensor([17], device=make.device)
     for shape in [(5,), (0, 4), (3, 0), (1, 1), (7, 31), (64, 33), (2, 3, 1025), (300, 8)]:
         yield make(*shape), make(shape[-1]), make(*shape), seed, 0.5
@@ -89,20 +89,22 @@ op = Op(
         0.1,
     ),
     autocast="promote",
+    build=Build(by_dtype=["cuda"]),
 )
 
 
 def bias_dropout_residual(
     x: Tensor, bias: Tensor | None, residual: Tensor, p: float = 0.1, training: bool = True
 ) -> Tensor:
-    """``residual + dropout(x + bias, p)`` in one pass, ``bias`` over the last dim of ``x`` or None.
+    """``residual + dropout(x + bias, p)`` in one pass.
 
-    What is dropped is as for :func:`opforge.dropout`, which rounds ``p``; if not in training,
-    nothing.
+    ``bias`` has one value per element of the last dim of ``x``, or is None. The mask and the
+    rounding of ``p`` are those of :func:`opforge.dropout`. Without ``training``, nothing is
+    dropped.
     """
     philox.check_probability(NAME, p)
     if not training or p == 0:
-        # Nothing is dropped, whatever the seed.
+        # With p = 0 the seed does not matter.
         seed, p = x.new_empty(1, dtype=torch.int64), 0.0
     else:
         seed = philox.draw_seed(x.device)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bias_gelu: y = gelu(x + bias), bias over the last dim, in one pass each way."""
+"""bias_gelu: y = gelu(x + bias), with the bias along the last dim."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 from torch.nn import functional
 
 import opforge
-from opforge.op import Backward, Make, Op
+from opforge.op import Backward, Build, Make, Op
 
 APPROXIMATE = {"none": False, "tanh": True}
 
 
 def reference(x: Tensor, bias: Tensor, tanh: bool) -> Tensor:
-    """The formula as it stands."""
+    """The formula."""
     return functional.gelu(x + bias, approximate="tanh" if tanh else "none")
 
 
 def backward_reference(
     grad_y: Tensor, x: Tensor, bias: Tensor, tanh: bool
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of x, and its sum over the rows."""
+    """The gradient of x, and that of bias, which is its sum over the rows."""
     how = "tanh" if tanh else "none"
     passed: Tensor = torch.ops.aten.gelu_backward(grad_y, x + bias, approximate=how)
     rows = passed.reshape(math.prod(x.shape[:-1]), x.shape[-1])
@@ -33,7 +33,7 @@ def backward_reference(
 
 
 def validate(x: Tensor, bias: Tensor) -> None:
-    """bias is one value per column of x, in the dtype of x."""
+    """bias has one value per column of x, in the dtype of x."""
     if x.dim() == 0:
         raise ValueError("opforge.bias_gelu: x must have at least one dimension, got a scalar")
     if bias.dim() != 1 or bias.shape[0] != x.shape[-1]:
@@ -77,11 +77,12 @@ op = Op(
     },
     autocast="promote",
     module=lambda x, tanh: opforge.nn.BiasGELU(x.shape[-1], "tanh" if tanh else "none"),
+    build=Build(by_dtype=["cuda"]),
 )
 
 
 def bias_gelu(x: Tensor, bias: Tensor, approximate: str = "none") -> Tensor:
-    """``gelu(x + bias)`` with ``bias`` over the last dim of ``x``.
+    """``gelu(x + bias)``, with ``bias`` along the last dim of ``x``.
 
     ``approximate`` is ``"none"`` or ``"tanh"``, as in :func:`torch.nn.functional.gelu`.
     """

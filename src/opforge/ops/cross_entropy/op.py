@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cross_entropy: log-sum-exp of each row less the logit of its label, in one read of the logits.
+"""cross_entropy: log-sum-exp of each row minus the logit of its label; reads the logits once.
 
-The forward keeps two numbers per row, the largest logit and the log of the sum of exp(logit - it).
-With them the gradient of every element stands alone: one read, one write. Their sum, lse, would
-be one number less, but at logits around 1000 has lost the digits the gradient is made of.
+The forward saves two numbers per row: the largest logit, and the log of the sum of exp(logit -
+largest). With them, the gradient of each element takes one read and one write. Saving only their
+sum, lse, would be less exact: for logits around 1000 it lacks digits that the gradient needs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def reference(
     reduction: int,
     overwrite: bool,
 ) -> Tensor:
-    """PyTorch's, of float32 logits at least; ignored rows take no part, even if they are NaN."""
+    """PyTorch's, on float32 or float64 logits. Ignored rows do not count, even if they are NaN."""
     kept = target != ignore_index
     valid = (target >= 0) & (target < logits.shape[-1])
     v = torch.where(kept.unsqueeze(-1), wide(logits), 0)
@@ -51,14 +51,14 @@ def reference(
     if z_loss:
         losses = losses + z_loss * v.logsumexp(-1).square()
     losses = torch.where(kept, losses, 0)
-    losses = losses * torch.where(kept & ~valid, torch.nan, 1)  # NaN are their gradients, too
+    losses = losses * torch.where(kept & ~valid, torch.nan, 1)  # their gradients are NaN as well
     if reduction == NONE:
         return losses
     return losses.sum() / kept.sum() if reduction == MEAN else losses.sum()
 
 
 def peak(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """The largest logit of each row; 0 if the row is ignored, NaN if its label is out of range."""
+    """The largest logit of each row. 0 if the row is ignored, NaN if its label is out of range."""
     return _known(wide(logits.detach()).amax(-1), logits, target, ignore_index)
 
 
@@ -70,7 +70,7 @@ def log_sum(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
 
 
 def count(target: Tensor, ignore_index: int, reduction: int) -> Tensor:
-    """For the mean: how many rows are not ignored."""
+    """The number of rows that are not ignored, for the mean."""
     return (target != ignore_index).sum() if reduction == MEAN else no_tensor(target)
 
 
@@ -87,7 +87,7 @@ def backward_reference(
     reduction: int,
     overwrite: bool,
 ) -> Tensor:
-    """``grad * (softmax * (1 + 2 z lse) - smoothed one hot)``, 0 in rows that are ignored."""
+    """``grad * (softmax * (1 + 2 z lse) - smoothed one hot)``, and 0 in ignored rows."""
     v = wide(logits)
     kept = target != ignore_index
     lse = v.logsumexp(-1, keepdim=True)
@@ -104,7 +104,7 @@ def backward_reference(
 def validate(
     logits: Tensor, target: Tensor, label_smoothing: float, z_loss: float, reduction: int
 ) -> None:
-    """Shapes fit, options are in range; the labels themselves are not looked at."""
+    """Shapes match and options are in range; the values of labels are not read here."""
     validate_options("cross_entropy", label_smoothing, z_loss, reduction)
     if logits.dim() == 0 or logits.shape[-1] == 0:
         raise ValueError(
@@ -126,7 +126,7 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
         generator = torch.Generator().manual_seed(make.seed)
         chosen = torch.randint(0, classes, shape, generator=generator)
         dropped = torch.rand(shape, generator=generator) < 0.25
-        dropped.view(-1)[:1] = False  # of no rows at all the mean is NaN
+        dropped.view(-1)[:1] = False  # the mean over no rows would be NaN
         return torch.where(dropped, ignore, chosen).to(make.device)
 
     plain = (-100, 0.0, 0.0)
@@ -150,7 +150,7 @@ def sized(make: Any, rows: int, cols: int) -> tuple[Any, ...]:
 
 
 def eager() -> Callable[..., Tensor]:
-    """PyTorch's two ops as they are meant to be called: no float copy of 16-bit logits."""
+    """PyTorch's two ops in their fastest form, without a float copy of 16-bit logits."""
 
     def run(
         logits: Tensor,
@@ -183,7 +183,7 @@ def quack() -> Callable[..., Tensor]:
         reduction: int,
     ) -> Any:
         if label_smoothing or z_loss:
-            raise NotImplementedError("quack's cross entropy has neither smoothing nor z-loss")
+            raise NotImplementedError("quack's cross entropy has no smoothing and no z-loss")
         how = REDUCTIONS[reduction]
         return cross_entropy(logits, target, ignore_index=ignore_index, reduction=how)
 
@@ -206,7 +206,7 @@ op = Op(
     own_dtypes={"target": (torch.int64,)},
     validate=validate,
     cases=cases,
-    # Less the largest, exp, add.
+    # Subtract the largest, exp, add.
     operations=lambda logits: 3 * logits.numel(),
     sized=sized,
     peers={"log_softmax + nll_loss": eager, "quack": quack},
@@ -231,23 +231,25 @@ def cross_entropy(
     reduction: Reduction = "mean",
     overwrite_logits: bool = False,
 ) -> Tensor:
-    """Cross entropy of ``logits``, classes along the last dim, and the labels in ``target``.
+    """Cross entropy of ``logits``, with classes along the last dim, and the labels in ``target``.
 
-    The loss is float32 for 16-bit logits (float64 for float64): what PyTorch gives for
-    ``logits.float()``, and under autocast. For 16-bit logits as such it would round to 16 bits.
+    The loss is float32 for 16-bit logits and float64 for float64. It equals PyTorch's result for
+    ``logits.float()`` or under autocast. For 16-bit logits alone, PyTorch rounds to 16 bits.
 
     Args:
-        logits: (..., classes). Rows may lie apart, as in ``logits[:, :-1]``: no copy is made.
+        logits: (..., classes). Rows may have gaps, as in ``logits[:, :-1]``. They are not copied.
         target: (...), int64. A label that is neither a class nor ``ignore_index`` raises
-            IndexError on the CPU. On a GPU, where to look would mean to wait, and when compiled,
-            it makes the loss and the gradient of its row NaN; OPFORGE_CHECK_LABELS=1 looks.
+            IndexError on the CPU. On a GPU, a check would have to wait for it. There, and when
+            compiled, the loss and the gradient of this row become NaN, and
+            OPFORGE_CHECK_LABELS=1 turns the check on.
         ignore_index: rows with this label have loss and gradient 0, and do not count for the mean.
         label_smoothing: the share of the label's weight that is spread over all classes.
         z_loss: adds ``z_loss * logsumexp(row)²`` to the loss of each row.
         reduction: "none", "sum", or "mean" over the rows not ignored (NaN if all are).
-        overwrite_logits: lets the backward write the gradient over ``logits``, in place of a new
-            tensor of that size. Only if nothing else needs them after the backward; autograd
-            notices if something it saved is gone. Compiled, the compiler decides about memory.
+        overwrite_logits: allows the backward to write the gradient over ``logits``, which saves a
+            tensor of that size. Use it only if nothing else needs the logits after the backward;
+            autograd raises if another op has saved them. When compiled, the compiler decides
+            about memory.
     """
     refuse_probabilities("cross_entropy", target, logits.shape)
     check_labels("cross_entropy", target, logits.shape[-1] if logits.dim() else 0, ignore_index)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""cumsum: running sums along a dim, either way, with or without the element itself."""
+"""cumsum: running sums along a dim, forward or reverse, inclusive or exclusive."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reference(x: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor:
 
 
 def backward(grad_y: Tensor, dim: int, exclusive: bool, reverse: bool) -> Tensor:
-    """An element adds to all sums from its own on: the same op, the other way."""
+    """The same op in the other direction, because an element is in all sums from its own on."""
     grad_x: Tensor = op(grad_y, dim, exclusive, not reverse)
     return grad_x
 
@@ -42,7 +42,7 @@ def validate(x: Tensor, dim: int) -> None:
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Rows and columns, short and long, all four kinds of sum, empty, strided."""
+    """Rows and columns, short and long, all four kinds of sums, empty, strided."""
     yield make(), 0, False, False
     for n, exclusive in enumerate((False, True)):
         for m, reverse in enumerate((False, True)):
@@ -77,9 +77,9 @@ op = Op(
 
 
 def cumsum(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """Sums of ``x`` along ``dim`` up to each element, the same bits every time.
+    """Running sums of ``x`` along ``dim``, with the same bits every time.
 
-    ``exclusive`` leaves the element itself out, ``reverse`` sums from the end.
+    ``exclusive`` leaves out the element itself. ``reverse`` sums from the end.
     """
     y: Tensor = op(x, dim, exclusive, reverse)
     return y

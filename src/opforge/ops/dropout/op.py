@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""dropout: y = x / (1 - p) where kept, 0 where dropped. The mask is a function of a seed."""
+"""dropout: y = x / (1 - p) where kept, 0 where dropped. The mask is computed from a seed."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from opforge.ops.families import philox
 
 
 def reference(x: Tensor, seed: Tensor, p: float) -> Tensor:
-    """Dropped is 0, whatever x is there: torch's own gives NaN for an infinity."""
+    """Dropped elements are 0 for any x. torch's own dropout gives NaN for an infinity."""
     return torch.where(philox.kept(seed, x.shape, p), x * philox.scale(p), 0)
 
 
 def backward_reference(grad_y: Tensor, seed: Tensor, p: float) -> Tensor:
-    """The same elements of the gradient stay: the mask is made again, not kept."""
+    """Drop the same elements of the gradient, with the mask computed again."""
     return reference(grad_y, seed, p)
 
 
 def validate(x: Tensor, seed: Tensor, p: float) -> None:
-    """p is a probability, seed one number."""
+    """p is a probability, and seed has one element."""
     philox.check_probability("dropout", p)
     philox.check_seed("dropout", seed, x)
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Sizes around the vector width, empty, scalar, strided; every p that is special."""
+    """Sizes around the vector width, empty, scalar, strided; all special values of p."""
 
     def seed(value: int) -> Tensor:
         return torch.tensor([value], device=make.device)
@@ -54,22 +54,23 @@ op = Op(
     own_dtypes={"seed": (torch.int64,)},
     validate=validate,
     cases=cases,
-    # A factor and a choice; the random numbers are no work of the op's purpose.
+    # A factor and a choice. Random numbers do not count as work.
     operations=lambda x: 2 * x.numel(),
     sized=lambda make, *shape: (make(*shape), torch.tensor([17], device=make.device), 0.5),
 )
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
-    """Elements are 0 with probability ``p``, the others divided by ``1 - p``.
+    """Set elements to 0 with probability ``p`` and divide the others by ``1 - p``.
 
-    In both places ``p`` is rounded to a multiple of 1/65536, for 16 random bits per element; so the
-    mean stays. Only 1 drops everything: what is below is at most 65535/65536.
+    There are 16 random bits per element, so ``p`` is rounded to a multiple of 1/65536. The divisor
+    uses the rounded ``p`` as well, which preserves the mean. Only ``p`` = 1 drops everything: any
+    smaller ``p`` is rounded to at most 65535/65536.
 
-    As in torch, ``x`` itself comes back where nothing is dropped: not in training, or with p = 0.
-    The seed is drawn from torch's generator for the device of ``x``, so that torch.manual_seed,
-    activation checkpointing and CUDA graphs do what they do for torch's own dropout; with the same
-    seed the mask is the same on every device, in every dtype and layout.
+    As in torch, ``x`` itself is returned if nothing is dropped: without ``training``, or with
+    ``p`` = 0. The seed is drawn from torch's generator for the device of ``x``. torch.manual_seed,
+    activation checkpointing and CUDA graphs therefore work as for torch's dropout. The same seed
+    gives the same mask on every device, in every dtype and layout.
     """
     philox.check_probability("dropout", p)
     if not training or p == 0:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several ops share in Python: formulas, checks and cases of a family."""
+"""Python code that several ops share: formulas, checks and cases of a family."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the records of swiglu, geglu and reglu share: one packed input or two."""
+"""Code that swiglu, geglu and reglu share: inputs as two tensors or one packed tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from opforge.op import Make
 
 
 def halves(gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
-    """``gate`` and ``up``; packed, they are the halves of the last dim of ``gate``."""
+    """``gate`` and ``up``. Without ``up``, they are the halves of the last dim of ``gate``."""
     if up is not None:
         return gate, up
     first, second = gate.chunk(2, -1)
@@ -27,9 +27,9 @@ def gradients(
     act: Callable[..., Any],
     slope: Callable[..., Any],
 ) -> tuple[Tensor, Tensor]:
-    """Of ``act(gate) * up``; ``slope(passed, gate)`` is the gradient of the activation.
+    """The gradients of ``act(gate) * up``. ``slope(passed, gate)`` is that of the activation.
 
-    Packed, the first holds both and the second is empty.
+    For a packed input, the first holds both gradients and the second is empty.
     """
     first, second = halves(gate, up)
     grad_first, grad_second = slope(grad_y * second, first), grad_y * act(first)
@@ -39,7 +39,7 @@ def gradients(
 
 
 def validate(op: str, gate: Tensor, up: Tensor | None) -> None:
-    """Two tensors alike, or one whose last dim is even."""
+    """gate and up have one shape and dtype; without up, the last dim of gate is even."""
     if up is None:
         if gate.dim() == 0:
             raise ValueError(
@@ -47,7 +47,7 @@ def validate(op: str, gate: Tensor, up: Tensor | None) -> None:
             )
         if gate.shape[-1] % 2:
             raise ValueError(
-                f"opforge.{op}: without up, the last dim of gate holds gate and up side by side "
+                f"opforge.{op}: without up, the last dim of gate holds the halves gate and up "
                 f"and must be even; gate has shape {tuple(gate.shape)}"
             )
         return
@@ -64,7 +64,7 @@ def validate(op: str, gate: Tensor, up: Tensor | None) -> None:
 
 
 def cases(make: Make) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Separate and packed: sizes around the vector width, empty, strided, halves askew."""
+    """Separate and packed inputs: sizes around the vector width, empty, strided, unaligned."""
     for shape in [(), (0, 4), (3, 0), (5,), (7, 31), (64, 33), (2, 3, 1025), (20, 64)]:
         yield make(*shape), make(*shape)
     yield make(40, 24).t(), make(24, 40)
@@ -78,7 +78,7 @@ def cases(make: Make) -> Iterator[tuple[Tensor, Tensor | None]]:
 
 
 def sized(make: Make, *shape: int) -> dict[str, tuple[Tensor, Tensor | None]]:
-    """Outputs of that shape."""
+    """Arguments for outputs of this shape, separate and packed."""
     return {
         "separate": (make(*shape), make(*shape)),
         "packed": (make(*shape[:-1], 2 * shape[-1]), None),
@@ -86,14 +86,14 @@ def sized(make: Make, *shape: int) -> dict[str, tuple[Tensor, Tensor | None]]:
 
 
 def outputs(gate: Tensor, up: Tensor | None) -> int:
-    """How many elements the output has."""
+    """The number of output elements."""
     return gate.numel() // (2 if up is None else 1)
 
 
 def overwriting(apply: Callable[..., Any]) -> Callable[..., Any]:
-    """A peer whose backward writes the gradients over its inputs: it gets copies to spoil.
+    """Wrap a peer whose backward overwrites its inputs, so that it gets copies.
 
-    Only where a backward follows, and that is timed by itself.
+    It only copies if a backward follows, which is timed separately.
     """
 
     def run(gate: Tensor, up: Tensor | None) -> Any:

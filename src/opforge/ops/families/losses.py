@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cross_entropy and linear_cross_entropy share: options, a look at the labels; and how the
-latter goes through its rows."""
+"""Code that cross_entropy and linear_cross_entropy share: options, label checks, and the loop of
+the latter over chunks of rows."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from opforge.registration.arguments import can_look_at
 
 Reduction = Literal["none", "mean", "sum"]
 REDUCTIONS: tuple[Reduction, ...] = ("none", "mean", "sum")
-NONE, MEAN, SUM = range(3)  # in the schema
-INPUT, WEIGHT, BIAS = 1, 2, 4  # in the `wanted` of linear_cross_entropy
+NONE, MEAN, SUM = range(3)  # codes of reductions in the schema
+INPUT, WEIGHT, BIAS = 1, 2, 4  # bits of `wanted` in linear_cross_entropy
 
-_SMALL = 1 << 22  # bytes of logits that are not worth cutting
-_ROWS, _LOW_MEMORY_ROWS = 2048, 640  # the most at a time, see rows_at_once
+_SMALL = 1 << 22  # bytes of logits that are too few to be split
+_ROWS, _LOW_MEMORY_ROWS = 2048, 640  # the most rows at a time, see rows_at_once
 
 
 def validate_options(name: str, label_smoothing: float, z_loss: float, reduction: int) -> None:
-    """Raise for numbers that make no loss; shared with linear_cross_entropy."""
+    """Raise ValueError for invalid options of a loss."""
     if not 0 <= label_smoothing <= 1:
         raise ValueError(
             f"opforge.{name}: label_smoothing must be from 0 to 1, got {label_smoothing}"
@@ -38,7 +38,7 @@ def validate_options(name: str, label_smoothing: float, z_loss: float, reduction
 
 
 def code_of(name: str, reduction: str) -> int:
-    """The schema's number for a reduction."""
+    """The code of a reduction in the schema."""
     if reduction not in REDUCTIONS:
         raise ValueError(
             f'opforge.{name}: reduction must be "none", "mean" or "sum", got {reduction!r}'
@@ -47,22 +47,22 @@ def code_of(name: str, reduction: str) -> int:
 
 
 def refuse_probabilities(name: str, target: Tensor, logits: tuple[int, ...], dim: int = -1) -> None:
-    """Raise TypeError for a target that torch's cross entropy would take as probabilities.
+    """Raise TypeError for a target that torch's cross entropy would interpret as probabilities.
 
-    ``logits`` is their shape, ``dim`` that of the classes. Converted to integers, as other floats
-    can be, such a target would be zeros.
+    ``logits`` is the shape of the logits, and ``dim`` the dim of the classes. Converted to
+    integers, such a target would become zeros.
     """
     if target.is_floating_point() and tuple(target.shape) == tuple(logits):
         raise TypeError(
             f"opforge.{name}: target has dtype {target.dtype} and the shape of the logits, "
             f"{tuple(logits)}: class probabilities are not supported, only labels (int64). If each "
             f"row of target has one class, give target.argmax({dim}); if it is a smoothed label, "
-            "give the label and label_smoothing; else use torch.nn.functional.cross_entropy"
+            "give the label and label_smoothing; otherwise use torch.nn.functional.cross_entropy"
         )
 
 
 def check_labels(name: str, target: Tensor, classes: int, ignore_index: int) -> None:
-    """Raise IndexError for a label out of range, where it can be seen without waiting."""
+    """Raise IndexError for a label out of range, if it can be read without waiting."""
     if not can_look_at(target) or target.dtype != torch.int64:
         return
     if target.device.type != "cpu" and not settings.check_labels():
@@ -80,7 +80,7 @@ def check_labels(name: str, target: Tensor, classes: int, ignore_index: int) -> 
 
 
 def in_reach(matrix: Tensor) -> Tensor:
-    """Itself, or a copy: torch's products refuse strides beyond 32 bits or make wild pointers."""
+    """The matrix, or a copy if strides exceed 32 bits, which torch's products reject or misread."""
     if max(matrix.stride()) < 2**31:
         return matrix
     return matrix.clone(memory_format=torch.contiguous_format)
@@ -98,19 +98,19 @@ def in_chunks(
     factors: Tensor,
     weight_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The losses of all rows, and the gradients wanted of their sum, times ``factors``.
+    """The losses of all rows, and the wanted gradients of their sum, times ``factors``.
 
-    The weight's gradient is a sum over the chunks, returned in ``weight_dtype``. What it costs for
-    bfloat16, per element of the weight:
+    The gradient of the weight is a sum over the chunks, returned in ``weight_dtype``. Its cost per
+    element of a bfloat16 weight:
 
-    - ``low_memory``: the sum is the result. 2 bytes, 4 read and written per chunk, rounded to
-      ``weight_dtype`` once per chunk.
-    - otherwise: the sum is float32. 4 bytes, which the result takes over (:class:`_Sum`), 8 read
-      and written per chunk, rounded once.
+    - ``low_memory``: the sum is the result. It takes 2 bytes, reads and writes 4 per chunk, and is
+      rounded to ``weight_dtype`` once per chunk.
+    - otherwise: the sum is float32. It takes 4 bytes, which the result reuses (:class:`_Sum`),
+      reads and writes 8 per chunk, and is rounded once.
 
-    Not chosen: a product over all rows for some classes at a time is rounded once and needs no
-    sum, but makes all logits twice, a third more work. A bfloat16 sum with a bfloat16 remainder
-    takes the memory of float32, and more passes over it.
+    Two alternatives were rejected. A product over all rows for some classes at a time is rounded
+    once and needs no sum, but computes all logits twice, which is a third more work. A bfloat16 sum
+    with a bfloat16 remainder takes as much memory as float32, and more passes over it.
     """
     discover.find("cross_entropy")  # loads its kernels
     input, weight = in_reach(input), in_reach(weight)
@@ -157,18 +157,18 @@ def in_chunks(
 
 
 class _Sum:
-    """A sum of products ``d.T @ x`` that is made in one dtype and wanted in another.
+    """A sum of products ``d.T @ x`` that is computed in one dtype and returned in another.
 
-    If the wanted one is half as wide, sum and result never exist side by side: the sum is in two
-    halves, and the result is written over the first, whose memory is all that is kept. So the
-    most that exists is the sum, and a 32nd of its first half.
+    If the result is half as wide, it does not need memory of its own. The sum has two halves, and
+    the result overwrites the first one, whose memory is kept. The peak is the sum plus a 32nd of
+    its first half.
     """
 
     def __init__(self, like: Tensor, dtype: torch.dtype, result_dtype: torch.dtype) -> None:
         self._shape, self._dtype = like.shape, result_dtype
         classes, features = like.shape
         halved = dtype.itemsize == 2 * result_dtype.itemsize
-        # Of eights, which keeps the second half of d as aligned as the first.
+        # A multiple of eight keeps the second half of d aligned like the first.
         first = min(classes, -(-classes // 16) * 8) if halved else classes
         self._parts = [
             torch.empty(n, features, dtype=dtype, device=like.device)
@@ -178,14 +178,16 @@ class _Sum:
 
     def add(self, d: Tensor, x: Tensor) -> None:
         """Add ``d.T @ x``."""
-        beta = 0 if self._empty else 1  # the first need not read what is there, nor clear it before
+        beta = (
+            0 if self._empty else 1
+        )  # the first product overwrites the memory, which is then not cleared or read
         self._empty = False
         for total, slab in zip(self._parts, d.split([len(p) for p in self._parts], 1), strict=True):
             if total.numel():
                 _add_product(total, slab, x, beta)
 
     def result(self) -> Tensor:
-        """The sum in the wanted dtype; it can be taken once."""
+        """The sum in the result dtype. It can be taken only once."""
         first, second = self._parts
         self._parts = []
         if self._empty:
@@ -197,7 +199,7 @@ class _Sum:
         old = first.view(-1)
         new = torch.empty(0, dtype=self._dtype, device=old.device)
         new.set_(old.untyped_storage(), 0, (2 * numbers,), (1,))
-        # new[a:b] lies where old[a/2 : b/2] does: as long as b <= 2a, that was read before.
+        # new[a:b] has the memory of old[a/2 : b/2]. As long as b <= 2a, that was read before.
         done = -(-numbers // 16)
         new[:done] = old[:done].to(self._dtype)
         while done < numbers:
@@ -209,20 +211,20 @@ class _Sum:
 
 
 def _add_product(total: Tensor, d: Tensor, x: Tensor, beta: int) -> None:
-    """``total = beta * total + d.T @ x``, in the dtype of the total, which may be wider."""
+    """Compute ``total = beta * total + d.T @ x`` in the dtype of the total, which may be wider."""
     if total.dtype == x.dtype:
         total.addmm_(d.t(), x, beta=beta)
     elif total.device.type == "cuda":
         torch.addmm(total, d.t(), x, beta=beta, out_dtype=total.dtype, out=total)
     else:
-        # The CPU has no such product: in float, an eighth of the classes at a time.
+        # The CPU has no such product: multiply in float, an eighth of the classes at a time.
         x, classes = x.to(total.dtype), -(-d.shape[1] // 8)
         for slab, part in zip(total.split(classes), d.split(classes, 1), strict=True):
             slab.addmm_(part.to(total.dtype).t(), x, beta=beta)
 
 
 def rows_of_chunk(input: Tensor, classes: int, pieces: int, low_memory: bool) -> int:
-    """How many rows have logits at a time: those of one of so many pieces, or as chosen."""
+    """The number of rows per chunk, for ``pieces`` chunks or (0) by default."""
     rows = input.shape[0]
     if pieces:
         return max(1, -(-rows // pieces))
@@ -230,12 +232,12 @@ def rows_of_chunk(input: Tensor, classes: int, pieces: int, low_memory: bool) ->
 
 
 def rows_at_once(rows: int, row_bytes: int, low_memory: bool) -> int:
-    """A fifth of the rows, up to a number that does not depend on them.
+    """The default number of rows per chunk: a fifth of the rows, up to a fixed limit.
 
-    A chunk reads and writes the sum of the weight's gradients, and its products take a time in
-    proportion to its rows: how much of the time that costs depends on the rows alone. In bfloat16
-    on an H200 (700 TFLOP/s, 4.2 TB/s) it is 222 / rows with a float32 sum and 111 / rows with one
-    in bfloat16: 11% for 2048 rows, 17% for 640. Where all of it is small, it is not cut as far.
+    A chunk reads and writes the sum of the weight's gradients once, and the time of its products is
+    proportional to its rows. So the share of time for the sum depends only on the rows. In bfloat16
+    on an H200 (700 TFLOP/s, 4.2 TB/s) it is 222 / rows with a float32 sum and 111 / rows with a
+    bfloat16 sum: 11% for 2048 rows, 17% for 640. Small logits are split into fewer chunks.
     """
     share = -(-rows // 5)
     if rows >= 4096:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What layer_norm and rms_norm share: a relu, a dropout and a residual around the norm.
+"""Code that layer_norm and rms_norm share: a relu, a dropout and a residual around the norm.
 
     h = before(x) + residual        y = after(norm(h))
 
-``before`` and ``after`` are each a relu, a dropout, or the one and then the other.
+``before`` and ``after`` are each a relu, a dropout, or a relu followed by a dropout.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 from opforge.op import Make
 from opforge.ops.families import philox
 
-RELU, DROPOUT = 1, 2  # in the schema's `before` and `after`
+RELU, DROPOUT = 1, 2  # bits of `before` and `after` in the schema
 Where = Literal["before", "after"] | None
 
 
 def around(v: Tensor, what: int, seed: Tensor | None, p: float) -> Tensor:
-    """The relu and the dropout that ``what`` names, in this order."""
+    """Apply the relu and the dropout that ``what`` selects, in this order."""
     if what & RELU:
         v = torch.relu(v)
     if what & DROPOUT:
@@ -33,7 +33,7 @@ def around(v: Tensor, what: int, seed: Tensor | None, p: float) -> Tensor:
 
 
 def around_backward(grad: Tensor, v: Tensor, what: int, seed: Tensor | None, p: float) -> Tensor:
-    """The gradient of ``v``, which was given to :func:`around`."""
+    """The gradient of ``v``, the input of :func:`around`."""
     if what & DROPOUT:
         assert seed is not None
         grad = torch.where(philox.kept(seed, v.shape, p), grad * philox.scale(p), 0)
@@ -45,7 +45,7 @@ def around_backward(grad: Tensor, v: Tensor, what: int, seed: Tensor | None, p: 
 def sum_before(
     x: Tensor, residual: Tensor | None, seed: Tensor | None, before: int, p: float
 ) -> Tensor:
-    """What is normalised, in the dtype that kernels compute in; for statistics alone."""
+    """The tensor that is normalised, in the dtype that kernels compute in, for statistics."""
     h = around(x.detach(), before, part(seed, 0), p)
     return wide(h if residual is None else h + residual.detach())
 
@@ -60,7 +60,7 @@ def through_sum(
     p: float,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of x and residual, given that of the norm's input; empty if it is x's."""
+    """The gradients of x and residual from that of the norm's input. Empty if it equals x's."""
     if grad_h is not None and residual_shape is not None:
         grad = grad + grad_h
     if before == 0:
@@ -71,7 +71,7 @@ def through_sum(
 
 
 def part(seed: Tensor | None, i: int) -> Tensor | None:
-    """The seed of ``before`` (0) or ``after`` (1)."""
+    """The seed for the dropout of ``before`` (0) or ``after`` (1)."""
     return None if seed is None else seed[i : i + 1]
 
 
@@ -81,7 +81,7 @@ def wide_dtype(x: Tensor) -> torch.dtype:
 
 
 def wide(x: Tensor) -> Tensor:
-    """In the dtype that kernels compute in."""
+    """``x`` in the dtype that kernels compute in."""
     return x.to(wide_dtype(x))
 
 
@@ -91,12 +91,12 @@ def sum_of_rows(v: Tensor) -> Tensor:
 
 
 def no_tensor(like: Tensor) -> Tensor:
-    """What an op returns in place of a tensor that nobody asked for."""
+    """An empty tensor, which an op returns in place of one that is not needed."""
     return like.new_empty(0)
 
 
 def codes(relu: Where, dropout: Where) -> tuple[int, int]:
-    """``relu=`` and ``dropout=`` of the public functions as ``before`` and ``after``."""
+    """Convert ``relu=`` and ``dropout=`` of the public functions to ``before`` and ``after``."""
     for name, where in (("relu", relu), ("dropout", dropout)):
         if where not in ("before", "after", None):
             raise ValueError(f'opforge: {name} must be "before", "after" or None, got {where!r}')
@@ -106,7 +106,7 @@ def codes(relu: Where, dropout: Where) -> tuple[int, int]:
 
 
 def draw_seeds(x: Tensor, dropout: Where) -> Tensor | None:
-    """Two seeds from torch's own generator, if a dropout wants one."""
+    """Two seeds from torch's generator, or None without a dropout."""
     if dropout is None:
         return None
     return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=x.device)
@@ -123,7 +123,7 @@ def validate(
     after: int,
     p: float,
 ) -> None:
-    """Raise for arguments that a norm does not take."""
+    """The shapes and dtypes of a norm's arguments match, and its options are valid."""
     if x.dim() == 0:
         raise ValueError(f"opforge.{name}: x must have at least one dimension, got a scalar")
     for what, param in params.items():
@@ -159,12 +159,12 @@ def validate(
 
 
 def unsaved(residual: Tensor | None, before: int) -> tuple[str, ...]:
-    """With a residual the backward works on the sum, and wants x for a relu's mask alone."""
+    """Do not save x if there is a residual: the backward then only needs it for a relu's mask."""
     return ("x",) if residual is not None and not before & RELU else ()
 
 
 def cases(make: Make) -> Iterator[tuple[Tensor, Tensor | None, dict[str, Any]]]:
-    """x, residual and options that differ from the plain norm's."""
+    """Tuples of x, residual, and the options that differ from a plain norm's."""
     seed = torch.tensor([17, 4], device=make.device)
     for shape in [(5,), (0, 4), (3, 0), (1, 3), (7, 31), (33, 96), (2, 3, 257), (3, 1100)]:
         yield make(*shape), None, {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is dropped, in plain PyTorch: the numbers of ``include/opforge/core/rng.h``, bit for bit."""
+"""Dropout masks in plain PyTorch: the same bits as ``include/opforge/core/rng.h``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _remembered: dict[tuple[int, int, torch.device], Tensor] | None = None
 
 @contextlib.contextmanager
 def remembered() -> Iterator[None]:
-    """Inside, the same words are made once: a check runs a formula dozens of times."""
+    """A context that caches random words, because a check runs a formula dozens of times."""
     global _remembered
     before, _remembered = _remembered, {}
     try:
@@ -28,9 +28,9 @@ def remembered() -> Iterator[None]:
 
 
 def words(seed: Tensor, count: int) -> Tensor:
-    """The first words of Philox4x32-10 for the key ``seed`` and counters from 0 on, four of each.
+    """The first ``count`` words of Philox4x32-10 for the key ``seed``, four per counter from 0 on.
 
-    Numbers of 32 bits in int64, whose products wrap around as they should.
+    They are 32-bit numbers in int64, whose products wrap around correctly.
     """
     if _remembered is None:
         return _words(seed, count)
@@ -55,29 +55,29 @@ def _words(seed: Tensor, count: int) -> Tensor:
 
 
 def halves(seed: Tensor, count: int) -> Tensor:
-    """The 16 bits of each of ``count`` elements: of a word the low half is first."""
+    """16 random bits for each of ``count`` elements. The low half of a word comes first."""
     drawn = words(seed, -(-count // 2))
     return torch.stack([drawn & 0xFFFF, drawn >> 16], 1).reshape(-1)[:count]
 
 
 def threshold(p: float) -> int:
-    """Halves below it are dropped: p in units of 2^-16, all of them only if p is 1."""
+    """Elements whose 16 bits are below this are dropped: p * 2^16. Only p = 1 drops all."""
     return min(int(p * 65536 + 0.5), 65535) if p < 1 else 65536
 
 
 def kept(seed: Tensor, shape: torch.Size, p: float) -> Tensor:
-    """Which elements of a tensor stay, each with probability 1 - p, p being rounded."""
+    """The mask of elements that are kept, each with probability 1 - p, where p is rounded."""
     return halves(seed, math.prod(shape)).reshape(shape) >= threshold(p)
 
 
 def scale(p: float) -> float:
-    """What the elements that stay are multiplied with, so that the mean stays, too."""
+    """The factor for kept elements, which preserves the mean."""
     return 65536 / (65536 - threshold(p)) if p < 1 else 0.0
 
 
 def check_probability(op: str, p: float) -> None:
     """Raise ValueError unless ``p`` is from 0 to 1."""
-    if not 0 <= p <= 1:  # nor is NaN
+    if not 0 <= p <= 1:  # also rejects NaN
         raise ValueError(f"opforge.{op}: p is a probability, from 0 to 1; got {p}")
 
 
@@ -91,5 +91,5 @@ def check_seed(op: str, seed: Tensor, x: Tensor) -> None:
 
 
 def draw_seed(device: torch.device) -> Tensor:
-    """A seed from torch's own generator: manual_seed, checkpoints and CUDA graphs know it."""
+    """A seed from torch's generator, so that manual_seed, checkpoints and CUDA graphs work."""
     return torch.randint(-(2**63), 2**63 - 1, (1,), device=device)

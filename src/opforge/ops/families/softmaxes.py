@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What softmax and log_softmax share: v = x * scale + mask, over whose last dim they are taken.
+"""Code that softmax and log_softmax share: their input v = x * scale + mask.
 
-With ``causal`` the last two dims are queries and keys, and v is -inf where a query would see a key
-that comes after it; such elements are constants, without a gradient.
+With ``causal``, the last two dims are queries and keys, and v is -inf where a key comes after the
+query. Such elements are constants without a gradient.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _INFINITY = float("inf")
 
 
 def values(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
-    """``x * scale + mask``, and -inf where a key is hidden."""
-    if causal:  # twice: hidden elements are constants, whose gradient is 0 for a scale of NaN, too
+    """``x * scale + mask``, with -inf where a key is hidden."""
+    if causal:  # twice, so that hidden elements have the gradient 0 even if scale is NaN
         x = x.masked_fill(hidden(x), 0)
     v = x if scale == 1 else x * scale
     if mask is not None:
@@ -32,18 +32,18 @@ def values(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor
 
 
 def hidden(x: Tensor) -> Tensor:
-    """Where a key comes after its query, both counted from the end."""
+    """The mask of keys that come after their query, both counted from the end."""
     queries, keys = x.shape[-2:]
     return torch.ones(queries, keys, dtype=torch.bool, device=x.device).triu(keys - queries + 1)
 
 
 def covered(v: Tensor) -> Tensor:
-    """The rows in which everything is -inf."""
+    """The rows in which all elements are -inf."""
     return (v == -_INFINITY).all(-1, keepdim=True)
 
 
 def in_full(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Compute in float32 at least, and round once."""
+    """Wrap a backward to compute in float32 or float64 and round once."""
 
     def run(grad_y: Tensor, y: Tensor, scale: float, causal: bool) -> Tensor:
         wide = torch.promote_types(y.dtype, torch.float32)
@@ -57,7 +57,7 @@ def in_full(compute: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def validate(op: str, x: Tensor, mask: Tensor | None, causal: bool) -> None:
-    """Rows there are, and the mask broadcasts to x."""
+    """x has at least one dim, with causal two, and the mask broadcasts to x."""
     if x.dim() == 0:
         raise ValueError(f"opforge.{op}: x must have at least one dimension, got a scalar")
     if causal and x.dim() < 2:
@@ -78,13 +78,13 @@ def validate(op: str, x: Tensor, mask: Tensor | None, causal: bool) -> None:
 
 
 def check_mask(op: str, mask: Tensor | None) -> None:
-    """Raise for a mask that is mistaken for another kind; for the public functions."""
+    """Raise for a bool mask, or one that requires a gradient. The public functions call this."""
     if mask is None:
         return
     if mask.dtype == torch.bool:
         raise TypeError(
-            f"opforge.{op}: mask is added to x, so a bool mask has no meaning here; where hide is "
-            'True for what is to be left out, give torch.where(hide, float("-inf"), 0.0)'
+            f"opforge.{op}: mask is added to x, so it cannot be bool; if hide is "
+            'True for elements to leave out, give torch.where(hide, float("-inf"), 0.0)'
         )
     if mask.requires_grad and torch.is_grad_enabled():
         raise ValueError(
@@ -94,9 +94,9 @@ def check_mask(op: str, mask: Tensor | None) -> None:
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Rows around the vector width, long, empty, strided; scales, masks and causal.
+    """Rows around the vector width, long, empty and strided; scales, masks and causal.
 
-    Those with -inf in the result are too large for gradcheck, which would subtract infinities.
+    Cases with -inf in the result are too large for gradcheck, which would subtract infinities.
     """
     for shape in [(5,), (0, 4), (3, 0), (4, 1), (7, 31), (33, 96), (2, 3, 257), (3, 1100)]:
         yield make(*shape), None, 1.0, False
@@ -113,7 +113,7 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
 
 
 def sized(make: Any, *shape: int) -> dict[str, tuple[Any, ...]]:
-    """The rows of a shape; and as attention has them, with a mask that its heads share."""
+    """Plain rows, and the scores of attention with a mask that all heads share."""
     rows, cols = math.prod(shape[:-1]), shape[-1]
     queries = min(rows, cols)
     queries = queries if rows % queries == 0 else math.gcd(rows, cols)
@@ -124,7 +124,7 @@ def sized(make: Any, *shape: int) -> dict[str, tuple[Any, ...]]:
 
 
 def only_plain(apply: Callable[[Tensor], Tensor], name: str) -> Callable[..., Tensor]:
-    """A peer that knows neither mask nor scale."""
+    """Wrap a peer that supports neither mask nor scale."""
 
     def run(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
         if mask is not None or scale != 1 or causal:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""geglu: y = gelu(gate) * up, of two tensors or of the halves of one, in one pass each way."""
+"""geglu: y = gelu(gate) * up, from two tensors or the two halves of one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 from torch.nn import functional
 
 import opforge
-from opforge.op import Backward, Make, Op
+from opforge.op import Backward, Build, Make, Op
 from opforge.ops.families import gated
 
 APPROXIMATE = {"none": False, "tanh": True}
 
 
 def gelu(x: Tensor, tanh: bool) -> Tensor:
-    """torch's, by a flag."""
+    """torch's gelu, exact or with tanh."""
     return functional.gelu(x, approximate="tanh" if tanh else "none")
 
 
 def reference(gate: Tensor, up: Tensor | None, tanh: bool) -> Tensor:
-    """The formula as it stands."""
+    """The formula."""
     gate, up = gated.halves(gate, up)
     return gelu(gate, tanh) * up
 
@@ -32,7 +32,7 @@ def reference(gate: Tensor, up: Tensor | None, tanh: bool) -> Tensor:
 def backward_reference(
     grad_y: Tensor, gate: Tensor, up: Tensor | None, tanh: bool
 ) -> tuple[Tensor, Tensor]:
-    """The activation is computed again: gate and up are all that is saved."""
+    """Compute the activation again, because only gate and up are saved."""
 
     def slope(passed: Tensor, gate: Tensor) -> Tensor:
         how = "tanh" if tanh else "none"
@@ -43,13 +43,13 @@ def backward_reference(
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Those of every gated op, with and without tanh."""
+    """The cases of all gated ops, with and without tanh."""
     for i, (gate, up) in enumerate(gated.cases(make)):
         yield gate, up, i % 2 == 1
 
 
 def sized(make: Make, *shape: int) -> dict[str, tuple[Any, ...]]:
-    """The form with tanh, which is more common; erf takes more arithmetic."""
+    """The variant with tanh, which is more common and needs less arithmetic than erf."""
     found: dict[str, tuple[Any, ...]] = {
         name: (*pair, True) for name, pair in gated.sized(make, *shape).items()
     }
@@ -57,15 +57,15 @@ def sized(make: Make, *shape: int) -> dict[str, tuple[Any, ...]]:
 
 
 def liger() -> Callable[..., Any]:
-    """Liger's Triton kernels, with tanh; they copy the halves of a packed input."""
-    # Straight from its module: the package may swap in another backend.
+    """Liger's Triton kernels, with tanh. They copy the halves of a packed input."""
+    # Imported from its module, because the package may replace it by another backend.
     from liger_kernel.ops.geglu import LigerGELUMulFunction
 
     apply = gated.overwriting(LigerGELUMulFunction.apply)
 
     def run(gate: Tensor, up: Tensor | None, tanh: bool) -> Any:
         if not tanh:
-            raise NotImplementedError("liger's geglu is the one with tanh")
+            raise NotImplementedError("liger's geglu only supports tanh")
         return apply(gate, up)
 
     return run
@@ -87,11 +87,12 @@ op = Op(
     peers={"liger": liger},
     autocast="promote",
     module=lambda tanh: opforge.nn.GEGLU("tanh" if tanh else "none"),
+    build=Build(by_dtype=["cuda"]),
 )
 
 
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
-    """``gelu(gate) * up``; without ``up``, of the two halves of the last dim of ``gate``.
+    """``gelu(gate) * up``. Without ``up``, the last dim of ``gate`` holds both halves.
 
     ``approximate`` is ``"none"`` or ``"tanh"``, as in :func:`torch.nn.functional.gelu`.
     """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""group_norm: every group of channels of every sample normalised, scaled and shifted; then silu.
+"""group_norm: normalises each group of channels of each sample, scales, shifts; optional silu.
 
     z = (x - mean) / sqrt(var + eps) * weight + bias        y = z, or z * sigmoid(z)
 
-Mean and variance are over a group's channels and all pixels. Images may lie plane by plane (NCHW)
-or pixel by pixel (NHWC, channels_last); the result lies as x does.
+Mean and variance are over a group's channels and all pixels. Images may be in NCHW or NHWC
+(channels_last) layout, and the result has the layout of x.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 import opforge
-from opforge.op import Backward, Make, Op
+from opforge.op import Backward, Build, Make, Op
 from opforge.ops.families import norms
 
 
@@ -30,13 +30,13 @@ def reference(
     silu: bool,
     save: bool,
 ) -> Tensor:
-    """PyTorch's two, and where its norm cannot be used, the formula."""
+    """PyTorch's group_norm and silu, or the formula where PyTorch's norm cannot be used."""
     params = [param for param in (weight, bias) if param is not None]
     if x.numel() == 0:
         z = x * 1
     elif (
-        # The truth is in float64. PyTorch subtracts weight * mean from weight * x, which makes NaN
-        # of an infinite weight, and its gradient has few digits where the spread is small.
+        # float64 is the truth. PyTorch subtracts weight * mean from weight * x, which gives NaN
+        # for an infinite weight, and its gradient is inexact if the spread is small.
         x.dtype == torch.float64
         or any(param.dtype != x.dtype for param in params)
         or (weight is None and bias is not None)  # PyTorch has no backward for it
@@ -86,7 +86,7 @@ def backward_reference(
     mean: Tensor,
     rstd: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Through the silu and the norm, in the dtype kernels compute in."""
+    """The gradient through the silu and the norm, in the dtype that kernels compute in."""
     none = norms.no_tensor(x)
     if x.numel() == 0:
         params = [none if p is None else p.new_zeros(p.shape) for p in (weight, bias)]
@@ -118,7 +118,7 @@ def backward_reference(
 def validate(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
 ) -> None:
-    """weight and bias are a value per channel, in any dtype; groups divides the channels."""
+    """weight and bias have one value per channel, in any dtype; groups divides the channels."""
     if x.dim() < 2:
         raise ValueError(
             "opforge.group_norm: x must have at least two dims, samples and channels; "
@@ -141,7 +141,7 @@ def validate(
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Both layouts; groups of one channel, of all of them, of long and of odd planes; empty."""
+    """Both layouts; groups of one channel, of all channels, of long and odd planes; empty."""
     for shape, groups in [
         ((2, 12), 3),
         ((3, 8, 7), 2),
@@ -167,7 +167,7 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
 
 
 def _sized(make: Make, *shape: int) -> dict[str, tuple[Any, ...]]:
-    """rows x cols: so many groups, 32 to a sample, of so many elements in four channels."""
+    """rows x cols: ``rows`` groups, 32 per sample, of ``cols`` elements in four channels each."""
     if len(shape) == 2:
         shape = (max(1, shape[0] // 32), 128, max(1, shape[1] // 4), 1)
     x, rest = make(*shape), (32 if shape[1] % 32 == 0 else 1, 1e-5, True, True)
@@ -205,7 +205,7 @@ op = Op(
     validate=validate,
     cases=cases,
     like="x",
-    # Add, subtract, square, add, times 1 / std, times weight, plus bias; the silu takes four more.
+    # Add, subtract, square, add, times 1 / std, times weight, plus bias. The silu has four more.
     operations=lambda x, silu: (11 if silu else 7) * x.numel(),
     sized=_sized,
     peers={"liger": liger},
@@ -213,6 +213,7 @@ op = Op(
     module=lambda x, weight, groups, eps, silu: opforge.nn.GroupNorm(
         groups, x.shape[1], eps, weight is not None, activation="silu" if silu else None
     ),
+    build=Build(by_dtype=["cuda"]),
 )
 
 
@@ -228,17 +229,18 @@ def group_norm(
 ) -> Tensor:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over each group of channels of each sample.
 
-    Computed in float32, float64 in float64, and returned in the dtype and the layout of ``x``:
-    plane by plane (NCHW) or pixel by pixel (``channels_last``), neither of which is copied first.
+    It is computed in float32 (float64 for float64) and returned in the dtype and the layout of
+    ``x``. Both NCHW and ``channels_last`` are read without a copy.
 
     Args:
-        x: samples, channels, and any dims after them.
-        groups: how many groups the channels are divided into.
+        x: (samples, channels, ...), with any further dims.
+        groups: the number of groups of channels.
         weight: one value per channel, in any dtype; None means ones.
-        bias: the same; None means zeros.
-        eps: added to the variance; positive.
-        activation: ``"silu"`` for ``z * sigmoid(z)`` of the result z, in the same pass.
-        save: keep mean and 1 / std of every group for the backward; else they are computed again.
+        bias: one value per channel, in any dtype; None means zeros.
+        eps: is added to the variance; positive.
+        activation: ``"silu"`` applies ``z * sigmoid(z)`` to the result z in the same pass.
+        save: save the mean and 1 / std of each group for the backward, which otherwise computes
+            them again.
     """
     if activation not in ("silu", None):
         raise ValueError(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import opforge
-from opforge.op import Backward, Make, Op
+from opforge.op import Backward, Build, Make, Op
 from opforge.ops.families import norms
 
 _DEFAULTS = {
@@ -38,7 +38,7 @@ def reference(
     p: float,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The normalised rows, and what was normalised if that is a sum."""
+    """The normalised rows, and the sum with the residual if there is one."""
     h = norms.around(x, before, norms.part(seed, 0), p)
     if residual is not None:
         h = h + residual
@@ -92,7 +92,7 @@ def backward_reference(
     after: int,
     p: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Through ``after``, the norm, the sum and ``before``, in the dtype kernels compute in."""
+    """The gradient through ``after``, the norm, the sum and ``before``, in the computing dtype."""
     if residual_shape is None:
         assert x is not None
         h = norms.around(x, before, norms.part(seed, 0), p)
@@ -128,13 +128,13 @@ def validate(
     after: int,
     p: float,
 ) -> None:
-    """weight and bias are a value per column, in any dtype; residual is like x."""
+    """weight and bias have one value per column, in any dtype; residual is like x."""
     params = {"weight": weight, "bias": bias}
     norms.validate("layer_norm", x, params, residual, seed, eps, before, after, p)
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Those of norms.py, with and without parameters, and parameters in another dtype."""
+    """The cases of norms.py, with and without parameters, and parameters in another dtype."""
     for i, (x, residual, given) in enumerate(norms.cases(make)):
         given.pop("offset", None)
         weight = None if i % 4 == 3 else make(x.shape[-1])
@@ -154,7 +154,7 @@ def _arguments(
 
 
 def sized(make: Any, *shape: int) -> dict[str, tuple[Any, ...]]:
-    """Alone, and with what networks have around it."""
+    """The plain norm, and with a residual, a relu or a dropout as in networks."""
     params = make(shape[-1]), make(shape[-1])
     seed = torch.tensor([17, 18], device=make.device)
     return {
@@ -169,7 +169,7 @@ def sized(make: Any, *shape: int) -> dict[str, tuple[Any, ...]]:
 
 def liger() -> Callable[..., Any]:
     """Liger's Triton kernels."""
-    # Straight from its module: the package may swap in another backend.
+    # Imported from its module, because the package may replace it by another backend.
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction
 
     def run(
@@ -192,7 +192,7 @@ def liger() -> Callable[..., Any]:
 
 
 def quack() -> Callable[..., Any]:
-    """Quack's CuTe DSL kernels, which want float32 weights: others are converted on the way."""
+    """Quack's CuTe DSL kernels. They need float32 weights, so others are converted."""
     from quack.rmsnorm import layernorm_bwd, layernorm_fwd
 
     class Quack(torch.autograd.Function):
@@ -218,7 +218,7 @@ def quack() -> Callable[..., Any]:
         after: int,
     ) -> Any:
         if residual is not None or before or after:
-            raise NotImplementedError("quack's layer_norm has nothing around it")
+            raise NotImplementedError("quack's layer_norm has no residual, relu or dropout")
         return Quack.apply(x, weight, bias, eps), norms.no_tensor(x)
 
     return run
@@ -250,6 +250,7 @@ op = Op(
     module=lambda x, weight, bias, eps: opforge.nn.LayerNorm(
         x.shape[-1], eps, weight is not None, bias is not None
     ),
+    build=Build(by_dtype=["cuda"]),
 )
 
 
@@ -267,20 +268,21 @@ def layer_norm(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """``(h - mean(h)) / sqrt(var(h) + eps) * weight + bias`` over the last dim, with ``h = x``.
 
-    Computed in float32 and returned in the dtype of ``x``, under autocast, too, where PyTorch's is
-    float32.
+    It is computed in float32 (float64 for float64) and returned in the dtype of ``x``. This also
+    holds under autocast, where PyTorch's result is float32.
 
     Args:
-        x: any shape; rows lie along the last dim.
+        x: any shape; rows are along the last dim.
         weight: one value per column, in any dtype; None means ones.
-        bias: the same; None means zeros.
-        residual: added to ``x`` first. Then the result is ``(y, h)``, h being the sum.
-        eps: added to the variance; positive.
-        relu: "before" the norm (and the sum) or "after" it.
-        dropout: the same, with probability ``p``, after the relu.
-        p: the probability of dropping an element, rounded as by ``opforge.dropout``; pass 0.0 where
-            nothing is trained.
-        save: keep mean and 1 / std of every row for the backward; else they are computed again.
+        bias: one value per column, in any dtype; None means zeros.
+        residual: is added to ``x`` first. The result is then ``(y, h)``, where h is the sum.
+        eps: is added to the variance; positive.
+        relu: applied "before" the norm (and the sum) or "after" it.
+        dropout: applied "before" or "after", with probability ``p``, after the relu.
+        p: the probability of dropping an element, rounded as by ``opforge.dropout``. Pass 0.0 for
+            evaluation.
+        save: save the mean and 1 / std of each row for the backward, which otherwise computes
+            them again.
     """
     before, after = norms.codes(relu, dropout)
     seed = norms.draw_seeds(x, dropout)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""linear_cross_entropy: the cross entropy of ``input @ weight.T + bias``, never all of it at once.
+"""linear_cross_entropy: cross entropy of ``input @ weight.T + bias``, without holding all logits.
 
-Of some rows at a time the logits are made, the loss is taken, and, where the loss will be reduced,
-the gradients of input and weight follow at once: all but the factor that comes with the backward.
-So every logit is made once and none is kept. The products are torch's, the rest is cross_entropy's.
+The rows are processed in chunks. For each chunk it computes the logits and the loss. If the loss is
+reduced, it also computes the gradients of input and weight at once, except for the factor that the
+backward brings. So each logit is computed once and none is kept. The products are torch's, and the
+rest is cross_entropy's.
 
-The MiB that one step is made for, beyond what was there, for 8192 rows, 4096 features and 128256
-classes in bfloat16, where all logits are 2004 (benchmarks/memory.py measures it):
+Memory of one step in MiB, beyond its inputs, for 8192 rows, 4096 features and 128256 classes in
+bfloat16, where all logits take 2004 (measured by benchmarks/memory.py):
 
     float32 sum of the weight's gradients 2004, gradient of input 64, logits of 1664 rows 407: 2475
     low_memory: bfloat16 sum              1002,                   64, logits of  640 rows 157: 1223
@@ -47,7 +48,7 @@ from opforge.ops.families.norms import no_tensor, wide_dtype
 
 @functools.cache
 def _rows() -> Op:
-    """The op that does the rows."""
+    """The op cross_entropy, which processes the rows."""
     return discover.find("cross_entropy")
 
 
@@ -64,10 +65,10 @@ def reference(
     low_memory: bool,
     wanted: int,
 ) -> Tensor:
-    """All logits, and their cross entropy.
+    """Compute all logits and their cross entropy.
 
-    With ``low_memory`` each chunk has a product of its own, so that the gradient of weight is
-    rounded to its dtype once per chunk.
+    With ``low_memory``, each chunk has its own product, so that the gradient of weight is rounded
+    to its dtype once per chunk.
     """
     cross_entropy = _rows().reference
     assert cross_entropy is not None
@@ -101,7 +102,7 @@ def backward_reference(
     needs_bias: bool,
     may_overwrite: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Through the cross entropy, and through the product."""
+    """The gradients through the cross entropy and the product."""
     backward = _rows().backward
     assert isinstance(backward, Backward)
     logits = functional.linear(in_reach(input), in_reach(weight), bias)
@@ -125,7 +126,7 @@ def unscaled(
     wanted: int,
     **options: Any,
 ) -> Tensor:
-    """The gradient of one input, if it is wanted now, but for the factor that comes late."""
+    """The gradient of one input, if wanted, without the factor that the backward brings."""
     wide = wide_dtype(input)
     dtype = {INPUT: input.dtype, WEIGHT: _kept_dtype(input), BIAS: wide}[which]
     if not wanted & which or reduction == NONE:
@@ -158,13 +159,13 @@ def composed(
     low_memory: bool,
     wanted: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The loss, and what is wanted of its gradients, but for the factor that comes late."""
+    """The loss and its wanted gradients, without the factor that the backward brings."""
     if reduction == NONE:
-        wanted = 0  # each row will come with a factor of its own
+        wanted = 0  # the backward brings a factor for each row
     factor = torch.ones((), dtype=wide_dtype(input), device=input.device)
     count = (target != ignore_index).sum() if reduction == MEAN else None
     if count is not None and not _mean_is_late(input, reduction):
-        factor = factor / count.clamp(min=1)  # of no rows at all, every gradient is 0
+        factor = factor / count.clamp(min=1)  # without any rows, all gradients are 0
     loss, d_input, d_weight, d_bias = in_chunks(
         *(input, weight, target, bias),
         options=(ignore_index, label_smoothing, z_loss),
@@ -227,11 +228,13 @@ def composed_backward(
 
 
 def _times(d: Tensor, factor: Tensor, dtype: torch.dtype, overwrite: bool) -> Tensor:
-    """``d * factor`` in a dtype; in the memory of ``d``, which is empty then, where it may be."""
+    """``d * factor`` in a dtype. With ``overwrite`` it reuses the memory of ``d``, then empty."""
     in_place = overwrite and d.dtype == dtype
     result = d if in_place else torch.empty_like(d, dtype=dtype)
-    factor = factor.view([1] * d.dim())  # without dims it would be rounded to the dtype of d first
-    # The CPU multiplies float32 copies of 16-bit numbers: a sixteenth at a time.
+    factor = factor.view(
+        [1] * d.dim()
+    )  # a factor without dims would be rounded to the dtype of d first
+    # The CPU multiplies 16-bit numbers through float32 copies, so do a sixteenth at a time.
     rows = max(1, len(d) if d.is_cuda else -(-len(d) // 16))
     for part, out in zip(d.split(rows), result.split(rows), strict=True):
         torch.mul(part, factor, out=out)
@@ -242,16 +245,16 @@ def _times(d: Tensor, factor: Tensor, dtype: torch.dtype, overwrite: bool) -> Te
 
 
 def _mean_is_late(input: Tensor, reduction: int) -> bool:
-    """Whether the gradients that the forward makes are those of the sum, not of the mean.
+    """Whether the forward computes gradients of the sum, and the backward divides for the mean.
 
-    With 1 / rows in them already, a backward from a loss of its own has nothing to round. float16
-    would lose what is small: there it comes with the scale of the loss.
+    If the forward includes 1 / rows, a backward with the factor 1 rounds nothing more. But float16
+    would lose small values, so there the division comes with the scale of the loss.
     """
     return reduction == MEAN and input.dtype == torch.float16
 
 
 def _kept_dtype(input: Tensor) -> torch.dtype:
-    """What the forward keeps the weight's gradient in: float16 could not hold a sum of all rows."""
+    """The dtype of the saved gradient of the weight. float16 cannot hold a sum over all rows."""
     return wide_dtype(input) if input.dtype == torch.float16 else input.dtype
 
 
@@ -266,7 +269,7 @@ def validate(
     pieces: int,
     wanted: int,
 ) -> None:
-    """Shapes and dtypes fit, options are in range; the labels themselves are not looked at."""
+    """Shapes and dtypes match, options are in range; the values of labels are not read here."""
     name = "opforge.linear_cross_entropy"
     validate_options("linear_cross_entropy", label_smoothing, z_loss, reduction)
     if input.dim() != 2 or weight.dim() != 2 or input.shape[1] != weight.shape[1]:
@@ -303,13 +306,13 @@ def validate(
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Pieces that divide the rows and that do not, all reductions, biases, ignored rows."""
+    """Pieces that divide the rows or do not, all reductions, biases, ignored rows."""
 
     def labels(rows: int, classes: int) -> Tensor:
         generator = torch.Generator().manual_seed(make.seed)
         chosen = torch.randint(0, classes, (rows,), generator=generator)
         dropped = torch.rand(rows, generator=generator) < 0.25
-        dropped[:1] = False  # of no rows at all the mean is NaN
+        dropped[:1] = False  # the mean over no rows would be NaN
         return torch.where(dropped, -100, chosen).to(make.device)
 
     plain, every, low = (-100, 0.0, 0.0), INPUT | WEIGHT, True
@@ -324,7 +327,7 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
 
 
 def sized(make: Any, rows: int, cols: int) -> dict[str, tuple[Any, ...]]:
-    """Features, and 16 times as many classes; the gradients are made by the forward."""
+    """16 times as many classes as features. The forward computes the gradients."""
     target = torch.randint(0, 16 * cols, (rows,), device=make.device)
     inputs = make(rows, cols), make(16 * cols, cols), target, None, -100, 0.0, 0.0, MEAN, 0, False
     return {"loss": (*inputs, 0), "loss and gradients": (*inputs, INPUT | WEIGHT)}
@@ -387,38 +390,40 @@ def linear_cross_entropy(
     chunk: int = 0,
     low_memory: bool = False,
 ) -> Tensor:
-    """``cross_entropy(linear(input, weight, bias), target)`` without ever holding all logits.
+    """``cross_entropy(linear(input, weight, bias), target)`` without holding all logits.
 
-    Where the loss is reduced, the forward also makes the gradients of what requires one, so that
-    no logit is made twice. With ``reduction="none"`` every row has a factor of its own, and the
-    backward makes the logits again.
+    If the loss is reduced, the forward also computes the gradients of inputs that require one, so
+    each logit is computed once. With ``reduction="none"``, each row has its own factor, and the
+    backward computes the logits again.
 
-    The weight's gradient is the sum of those of all chunks. For 16-bit inputs it is made in float32
-    and rounded once: that sum, twice the size of the weight, is most of the memory that is taken.
-    ``low_memory=True`` makes it in the weight's own dtype, which takes half of that. It is rounded
-    once per chunk then, and its error grows with the square root of the number of chunks: for
-    bfloat16 and 13 chunks (8192 rows) it is 2.4 times as large. float16 keeps the float32 sum where
-    the loss is reduced, for want of range. float32 and float64 sum in their own dtype anyway.
+    The gradient of the weight is a sum over all chunks. For 16-bit inputs it is computed in float32
+    and rounded once. This sum is twice as large as the weight and takes most of the memory.
+    ``low_memory=True`` sums in the dtype of the weight, which takes half of that. The sum is then
+    rounded once per chunk, and its error grows with the square root of the number of chunks: for
+    bfloat16 and 13 chunks (8192 rows) it is 2.4 times as large. float16 keeps the float32 sum if
+    the loss is reduced, because of its small range. float32 and float64 always sum in their own
+    dtype.
 
-    The forward keeps the gradients in the dtype of input (of weight and float16: in float32), for
-    a loss whose gradient is 1. Any other gradient is a factor that comes in the backward, and what
-    was kept is rounded once more.
+    The forward saves the gradients for a loss whose own gradient is 1, in the dtype of input (for
+    the weight and float16: in float32). The backward multiplies them with any other gradient of
+    the loss, which rounds them once more.
 
-    A backward writes the gradients over what the forward has kept. With ``retain_graph=True`` or
-    under ``torch.compile`` it makes a copy.
+    A backward writes the gradients over the saved ones. With ``retain_graph=True`` or under
+    ``torch.compile`` it makes a copy.
 
     Args:
         input: (..., features).
         weight: (classes, features).
-        target: (...), int64; as for :func:`opforge.cross_entropy`, and so are the other options.
+        target: (...), int64, as for :func:`opforge.cross_entropy`.
         bias: (classes,), or None.
         ignore_index: rows with this label have loss and gradient 0, and do not count for the mean.
         label_smoothing: the share of the label's weight that is spread over all classes.
         z_loss: adds ``z_loss * logsumexp(row)²`` to the loss of each row.
         reduction: "none", "sum", or "mean" over the rows not ignored.
-        chunk: how many rows have logits at a time, at most; 0: a fifth of all rows and at most
-            2048, with ``low_memory`` 640, or as many as take 4 MB. More make fewer chunks.
-        low_memory: sum the weight's gradient in its own dtype, and take fewer rows at a time.
+        chunk: the largest number of rows whose logits exist at a time. 0 means a fifth of all rows
+            but at most 2048 (with ``low_memory`` 640), or as many as take 4 MB. More rows make
+            fewer chunks.
+        low_memory: sum the gradient of the weight in its own dtype, with fewer rows at a time.
     """
     if target.is_floating_point() and weight.dim() == 2:
         logits = (*input.shape[:-1], weight.shape[0])
@@ -433,7 +438,7 @@ def linear_cross_entropy(
     check_labels("linear_cross_entropy", target, weight.shape[0], ignore_index)
     how = code_of("linear_cross_entropy", reduction)
     if torch.is_autocast_enabled(input.device.type) and input.dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(input.device.type)  # as linear() has it
+        dtype = torch.get_autocast_dtype(input.device.type)  # as in linear()
         input, weight = input.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
     if not isinstance(low_memory, bool):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""log_softmax over the last dim, with the scale and the mask that attention has.
+"""log_softmax over the last dim, with the scale and the masks of attention.
 
-See ops/families/softmaxes.py for what comes before the softmax.
+See ops/families/softmaxes.py for scale and masks.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 import opforge
-from opforge.op import Backward, Op
+from opforge.op import Backward, Build, Op
 from opforge.ops.families import softmaxes
 
 
 def reference(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
-    """As torch's; but rows that are covered by a mask stay -inf and do not become NaN."""
+    """torch's log_softmax, except that fully masked rows stay -inf and do not become NaN."""
     v = softmaxes.values(x, mask, scale, causal)
     if mask is None and not causal:
         return torch.log_softmax(v, -1)
@@ -28,7 +28,7 @@ def reference(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Ten
 
 @softmaxes.in_full
 def backward_reference(grad: Tensor, y: Tensor) -> Tensor:
-    """Given the result, x is not needed."""
+    """The gradient from the result, without x."""
     return grad - y.exp() * grad.sum(-1, keepdim=True)
 
 
@@ -38,11 +38,12 @@ op = Op(
     backward=Backward("log_softmax_backward" + softmaxes.BACKWARD_SCHEMA, backward_reference),
     validate=functools.partial(softmaxes.validate, "log_softmax"),
     cases=softmaxes.cases,
-    # Scale, largest, subtract, exp, add, subtract.
+    # Scale, maximum, subtract, exp, add, subtract.
     operations=lambda x: 6 * x.numel(),
     sized=softmaxes.sized,
     rowwise=True,
     module=lambda scale, causal: opforge.nn.LogSoftmax(-1, scale=scale, causal=causal),
+    build=Build(by_dtype=["cuda"]),
 )
 
 
@@ -51,14 +52,15 @@ def log_softmax(
 ) -> Tensor:
     """``log_softmax(x * scale + mask)`` over the last dim, computed in float32 and rounded once.
 
-    A row that a mask or ``causal`` leaves nothing of (all -inf) stays -inf, where torch has NaN.
-    Without either, NaN and infinities act as in torch.
+    A row that is fully masked (all -inf) by a mask or ``causal`` stays -inf, where torch gives NaN.
+    Without either, NaN and infinities behave as in torch.
 
-    The dtype is that of ``x``, under autocast, too, where PyTorch's is float32.
+    The result has the dtype of ``x``. This also holds under autocast, where PyTorch's is float32.
 
     Args:
-        x: any shape; rows lie along the last dim.
-        mask: added; broadcasts to ``x``, in any floating point dtype, may hold -inf; no gradient.
+        x: any shape; rows are along the last dim.
+        mask: is added; broadcasts to ``x``, has any floating point dtype, may contain -inf, and
+            gets no gradient.
         scale: a factor of ``x``.
         causal: the last two dims are queries and keys, and query i sees the keys up to
             ``i + keys - queries``.

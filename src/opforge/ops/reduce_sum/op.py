@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reduce_sum: the sum over one dim, several or all, accumulated in float32 at least."""
+"""reduce_sum: the sum over one dim, several or all, accumulated in float32 or float64."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opforge.op import Make, Op
+from opforge.op import Build, Make, Op
 
 
 def reference(x: Tensor, dim: list[int] | None, keepdim: bool) -> Tensor:
-    """torch.sum; no dims means all of them."""
+    """torch.sum, where no dims mean all of them."""
     return torch.sum(x, dim if dim else tuple(range(x.dim())), keepdim)
 
 
 def backward(grad_y: Tensor, x_shape: list[int], dim: list[int] | None, keepdim: bool) -> Tensor:
-    """Every element of a sum gets its gradient: a view with stride 0, so no byte moves."""
+    """Each element gets the gradient of its sum: a view with stride 0, which moves no bytes."""
     if not keepdim and x_shape:
         for d in sorted(d % len(x_shape) for d in dim) if dim else range(len(x_shape)):
             grad_y = grad_y.unsqueeze(d)
@@ -26,7 +26,7 @@ def backward(grad_y: Tensor, x_shape: list[int], dim: list[int] | None, keepdim:
 
 
 def validate(x: Tensor, dim: list[int] | None) -> None:
-    """Dims in range, each once."""
+    """Each dim is in range and given once."""
     rank = max(x.dim(), 1)
     for d in dim or ():
         if not -rank <= d < rank:
@@ -39,7 +39,7 @@ def validate(x: Tensor, dim: list[int] | None) -> None:
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Rows, columns, everything, several dims, empty, strided."""
+    """Sums over rows, columns, all dims and several dims; empty, strided."""
     yield make(), None, False
     yield make(1025), None, False
     for dim in ([0], [1], [0, 1], None):
@@ -68,6 +68,7 @@ op = Op(
         "all": (make(*shape), None, False),
     },
     autocast=torch.float32,
+    build=Build(by_dtype=["cuda"]),
 )
 
 

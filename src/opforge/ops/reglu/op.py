@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""reglu: y = relu(gate) * up, of two tensors or of the halves of one, in one pass each way."""
+"""reglu: y = relu(gate) * up, from two tensors or the two halves of one."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 import opforge
-from opforge.op import Backward, Op
+from opforge.op import Backward, Build, Op
 from opforge.ops.families import gated
 
 
 def reference(gate: Tensor, up: Tensor | None) -> Tensor:
-    """The formula as it stands."""
+    """The formula."""
     gate, up = gated.halves(gate, up)
     return torch.relu(gate) * up
 
 
 def backward_reference(grad_y: Tensor, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Where gate is positive (or NaN) the gradient passes."""
+    """The gradient passes where gate is positive (or NaN)."""
 
     def slope(passed: Tensor, gate: Tensor) -> Tensor:
         return passed.masked_fill(gate <= 0, 0)
@@ -42,10 +42,11 @@ op = Op(
     sized=gated.sized,
     autocast="promote",
     module=lambda: opforge.nn.ReGLU(),
+    build=Build(by_dtype=["cuda"]),
 )
 
 
 def reglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    """``relu(gate) * up``; without ``up``, of the two halves of the last dim of ``gate``."""
+    """``relu(gate) * up``. Without ``up``, the last dim of ``gate`` holds both halves."""
     y: Tensor = op(gate, up)
     return y

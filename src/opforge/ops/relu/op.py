@@ -45,6 +45,6 @@ op = Op(
 
 
 def relu(x: Tensor) -> Tensor:
-    """Rectified linear unit, elementwise; the output has the strides of ``x``."""
+    """Rectified linear unit, elementwise. The output has the strides of ``x``."""
     y: Tensor = op(x)
     return y

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""rms_norm: y = h / sqrt(mean(h²) + eps) * weight over the last dim, and what may stand around it.
+"""rms_norm: y = h / sqrt(mean(h²) + eps) * weight over the last dim.
 
 See ops/families/norms.py for the relu, dropout and residual around the norm.
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import opforge
-from opforge.op import Backward, Make, Op
+from opforge.op import Backward, Build, Make, Op
 from opforge.ops.families import norms
 
 _DEFAULTS = {
@@ -39,12 +39,12 @@ def reference(
     p: float,
     save: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The normalised rows, and what was normalised if that is a sum."""
+    """The normalised rows, and the sum with the residual if there is one."""
     h = norms.around(x, before, norms.part(seed, 0), p)
     if residual is not None:
         h = h + residual
-    # In float64, the truth, by the formula: of a row with an infinity PyTorch's kernel for GPUs
-    # makes NaN everywhere. (So in float64 `opforge bench` has the formula as eager, too.)
+    # float64 is the truth and uses the formula, because PyTorch's GPU kernel turns a row with
+    # an infinity into NaN. (So `opforge bench` also times the formula as eager in float64.)
     alike = weight is None or weight.dtype == x.dtype
     if offset == 0 and alike and x.shape[-1] > 0 and x.dtype != torch.float64:
         y = torch.nn.functional.rms_norm(h, h.shape[-1:], weight, eps)
@@ -85,7 +85,7 @@ def backward_reference(
     after: int,
     p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Through ``after``, the norm, the sum and ``before``, in the dtype kernels compute in."""
+    """The gradient through ``after``, the norm, the sum and ``before``, in the computing dtype."""
     if residual_shape is None:
         assert x is not None
         h = norms.around(x, before, norms.part(seed, 0), p)
@@ -116,13 +116,13 @@ def validate(
     after: int,
     p: float,
 ) -> None:
-    """weight is a value per column, in any dtype; residual is like x."""
+    """weight has one value per column, in any dtype; residual is like x."""
     params = {"weight": weight}
     norms.validate("rms_norm", x, params, residual, seed, eps, before, after, p)
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Those of norms.py, with and without weights, and a weight in another dtype."""
+    """The cases of norms.py, with and without weights, and a weight in another dtype."""
     for i, (x, residual, given) in enumerate(norms.cases(make)):
         weight = None if i % 4 == 3 else make(x.shape[-1])
         yield _arguments(x, weight, residual, **given)
@@ -137,12 +137,12 @@ def _arguments(
 
 def liger() -> Callable[..., Any]:
     """Liger's Triton kernels. Like Llama, they round x / rms(x) to the dtype before the weight."""
-    # Straight from its module: the package may swap in another backend.
+    # Imported from its module, because the package may replace it by another backend.
     from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
     from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
     def run(x: Tensor, weight: Tensor | None, residual: Tensor | None, eps: float) -> Any:
-        # offset, casting mode, in_place: its default writes the gradient of x over that of y.
+        # offset, casting mode, in_place, whose default writes the gradient of x over that of y.
         if residual is None:
             y = LigerRMSNormFunction.apply(x, weight, eps, 0.0, "llama", False)
             return y, norms.no_tensor(x)
@@ -192,6 +192,7 @@ op = Op(
     module=lambda x, weight, eps, offset: opforge.nn.RMSNorm(
         x.shape[-1], eps, weight is not None, offset=offset
     ),
+    build=Build(by_dtype=["cuda"]),
 )
 
 
@@ -210,16 +211,16 @@ def rms_norm(
     """``h / sqrt(mean(h²) + eps) * (weight + offset)`` over the last dim, with ``h = x``.
 
     Args:
-        x: any shape; rows lie along the last dim.
+        x: any shape; rows are along the last dim.
         weight: one value per column, in any dtype; None means ones.
-        residual: added to ``x`` first. Then the result is ``(y, h)``, h being the sum.
-        eps: added to the mean square; positive (PyTorch's default follows the dtype).
-        offset: added to the weight: 1.0 for weights stored as Gemma stores them.
-        relu: "before" the norm (and the sum) or "after" it.
-        dropout: the same, with probability ``p``, after the relu.
-        p: the probability of dropping an element, rounded as by ``opforge.dropout``; pass 0.0 where
-            nothing is trained.
-        save: keep 1 / rms of every row for the backward; otherwise it is computed again.
+        residual: is added to ``x`` first. The result is then ``(y, h)``, where h is the sum.
+        eps: is added to the mean square; positive (PyTorch's default depends on the dtype).
+        offset: is added to the weight; 1.0 for weights stored as in Gemma.
+        relu: applied "before" the norm (and the sum) or "after" it.
+        dropout: applied "before" or "after", with probability ``p``, after the relu.
+        p: the probability of dropping an element, rounded as by ``opforge.dropout``. Pass 0.0 for
+            evaluation.
+        save: save 1 / rms of each row for the backward, which otherwise computes it again.
     """
     before, after = norms.codes(relu, dropout)
     seed = norms.draw_seeds(x, dropout)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """rope: rotary position embedding of queries and keys, both in one launch.
 
-q is (..., seq, heads, dim) and k the same with heads of its own number, as they come out of a
-projection: slices of one packed qkv are read in place. Row i of cos and sin, (positions, rotary
-dim / 2), belongs to position i. Pairs of elements are turned by the angle; the pairs are (j, j +
-rotary dim / 2) or, interleaved, (2j, 2j + 1). What lies beyond the rotary dim is copied.
+q is (..., seq, heads, dim), and k is the same with its own number of heads, as a projection returns
+them. Slices of one packed qkv are read without a copy. Row i of cos and sin, (positions, rotary
+dim / 2), belongs to position i. Pairs of elements are rotated by the angle; the pairs are (j, j +
+rotary dim / 2) or, interleaved, (2j, 2j + 1). Elements beyond the rotary dim are copied.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ def reference(
     positions: Tensor | None,
     interleaved: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens whose position is out of range become NaN; without k, k_out has no element."""
+    """Tokens whose position is out of range become NaN. Without k, k_out is empty."""
     if positions is None:
         positions = torch.arange(q.shape[-3], device=q.device)
     c, s = _rows(cos, positions), _rows(sin, positions)
     return (
-        _turn(q, c, s, interleaved),
-        q.new_empty(0) if k is None else _turn(k, c, s, interleaved),
+        _rotate(q, c, s, interleaved),
+        q.new_empty(0) if k is None else _rotate(k, c, s, interleaved),
     )
 
 
@@ -46,38 +46,38 @@ def backward_reference(
     positions: Tensor | None,
     interleaved: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The same turn, back."""
+    """The same rotation by the negative angle."""
     k = None if grad_k_out.dim() == 1 else grad_k_out
     return reference(grad_q_out, k, cos, -sin, positions, interleaved)
 
 
 def _rows(table: Tensor, positions: Tensor) -> Tensor:
-    """A row of the table per token, for all of its heads."""
+    """The row of the table for each token, for all heads."""
     count = table.shape[0]
     valid = (positions >= 0) & (positions < count)
     rows = table.detach()[positions.clamp(0, count - 1)]
     return torch.where(valid.unsqueeze(-1), rows, torch.nan).unsqueeze(-2)
 
 
-def _turn(x: Tensor, c: Tensor, s: Tensor, interleaved: bool) -> Tensor:
+def _rotate(x: Tensor, c: Tensor, s: Tensor, interleaved: bool) -> Tensor:
     rotary = 2 * c.shape[-1]
-    turned, rest = x[..., :rotary], x[..., rotary:]
-    a, b = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
+    rotated, rest = x[..., :rotary], x[..., rotary:]
+    a, b = (rotated[..., ::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, -1)
     pair = a * c - b * s, b * c + a * s
-    turned = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
-    return torch.cat([turned.to(x.dtype), rest], -1)
+    rotated = torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
+    return torch.cat([rotated.to(x.dtype), rest], -1)
 
 
 def validate(
     q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, positions: Tensor | None
 ) -> None:
-    """Shapes and dtypes fit; the values of positions are not looked at."""
+    """Shapes and dtypes match; the values of positions are not read here."""
     if q.dim() < 3:
         raise ValueError(f"opforge.rope: q must be (..., seq, heads, dim), got {tuple(q.shape)}")
     if k is not None:
         if k.shape[:-2] != q.shape[:-2] or k.shape[-1] != q.shape[-1]:
             raise ValueError(
-                f"opforge.rope: k must have the shape of q, {tuple(q.shape)}, but for the number "
+                f"opforge.rope: k must have the shape of q, {tuple(q.shape)}, except the number "
                 f"of heads; got {tuple(k.shape)}"
             )
         if k.dtype != q.dtype:
@@ -91,7 +91,7 @@ def validate(
         )
     if cos.shape[0] == 0 or 2 * cos.shape[1] > q.shape[-1]:
         raise ValueError(
-            f"opforge.rope: cos must have a row or more, of at most dim / 2 = {q.shape[-1] // 2} "
+            f"opforge.rope: cos must have one row or more, of at most dim / 2 = {q.shape[-1] // 2} "
             f"columns; got {tuple(cos.shape)} for q of shape {tuple(q.shape)}"
         )
     for name, table in (("cos", cos), ("sin", sin)):
@@ -145,7 +145,7 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
 
 
 def sized(make: Any, rows: int, cols: int) -> tuple[Any, ...]:
-    """Tokens and elements per token: heads of 128, a key for four queries."""
+    """rows x cols: tokens and elements per token; heads of 128, one key head per four queries."""
     dim = 128 if cols % 128 == 0 else cols
     heads = cols // dim
     q, k = make(1, rows, heads, dim), make(1, rows, -(-heads // 4), dim)
@@ -154,8 +154,8 @@ def sized(make: Any, rows: int, cols: int) -> tuple[Any, ...]:
 
 
 def liger() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Liger's Triton kernels: half-split pairs of whole heads, written over their inputs."""
-    # Straight from its module: the package may swap in another backend.
+    """Liger's Triton kernels: half-split pairs of whole heads, which overwrite their inputs."""
+    # Imported from its module, because the package may replace it by another backend.
     from liger_kernel.ops.rope import LigerRopeFunction
 
     def run(
@@ -167,12 +167,13 @@ def liger() -> Callable[..., tuple[Tensor, Tensor]]:
         interleaved: bool,
     ) -> tuple[Tensor, Tensor]:
         if interleaved or k is None or q.dim() != 4 or 2 * cos.shape[1] != q.shape[-1]:
-            raise NotImplementedError("Liger turns whole heads of q and k, half-split")
+            raise NotImplementedError("Liger rotates whole heads of q and k, half-split")
         rows = slice(q.shape[1]) if positions is None else positions
         shape = -1, q.shape[1], q.shape[3]
         c, s = (torch.cat([t[rows], t[rows]], -1).reshape(shape) for t in (cos, sin))
-        turned = LigerRopeFunction.apply(q.clone().transpose(1, 2), k.clone().transpose(1, 2), c, s)
-        return tuple(t.transpose(1, 2) for t in turned)
+        heads_first = q.clone().transpose(1, 2), k.clone().transpose(1, 2)
+        rotated = LigerRopeFunction.apply(*heads_first, c, s)
+        return tuple(t.transpose(1, 2) for t in rotated)
 
     return run
 
@@ -204,17 +205,17 @@ def rope(
     positions: Tensor | None = None,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Turn queries and keys by the angles of their positions: ``(q, k)``, None where k is None.
+    """Rotate queries and keys by the angles of their positions. Returns ``(q, k)``.
 
     Args:
         q: (..., seq, heads, dim).
-        k: the same with a number of heads of its own, or None.
+        k: the same with its own number of heads, or None; then None is returned for it.
         cos: (positions, rotary dim / 2), float32 or the dtype of ``q``; no gradient.
-        sin: likewise.
-        positions: int64, broadcasting to (..., seq); 0, 1, ... by default. One that is out of range
-            raises IndexError on the CPU. On a GPU, where to look would mean to wait, and when
-            compiled, it makes the rotary part of that token NaN.
-        interleaved: pairs are (2j, 2j + 1), not (j, j + rotary dim / 2).
+        sin: like ``cos``.
+        positions: int64, broadcasts to (..., seq); 0, 1, ... by default. A position out of range
+            raises IndexError on the CPU. On a GPU, a check would have to wait for it. There, and
+            when compiled, the rotary part of that token becomes NaN.
+        interleaved: pairs are (2j, 2j + 1) instead of (j, j + rotary dim / 2).
     """
     if positions is not None and can_look_at(positions) and positions.device.type == "cpu":
         low, high = positions.aminmax()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scale_bias_relu: y = relu(x * scale + bias), bias over the last dim, in one pass each way."""
+"""scale_bias_relu: y = relu(x * scale + bias), with the bias along the last dim."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from opforge.op import Backward, Make, Op
 
 
 def reference(x: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """The formula as it stands."""
+    """The formula."""
     return torch.relu(x * scale + bias)
 
 
 def backward_reference(grad_y: Tensor, y: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Where y is positive (or NaN) the gradient passes: scaled to x, summed over rows to bias."""
+    """The gradient passes where y is positive (or NaN): scaled for x, summed over rows for bias."""
     passed = grad_y.masked_fill(y <= 0, 0)
     rows = passed.reshape(math.prod(y.shape[:-1]), y.shape[-1])
     return passed * scale, rows.sum(0)
 
 
 def validate(x: Tensor, bias: Tensor) -> None:
-    """bias is one value per column of x, in the dtype of x."""
+    """bias has one value per column of x, in the dtype of x."""
     if x.dim() == 0:
         raise ValueError(
             "opforge.scale_bias_relu: x must have at least one dimension, got a scalar"
@@ -56,7 +56,7 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
 op = Op(
     schema="scale_bias_relu(Tensor x, Tensor bias, float scale) -> Tensor y",
     reference=reference,
-    # The sign of y is all the backward needs, and the next layer keeps y alive anyway.
+    # The backward only needs the sign of y, and the next layer keeps y alive anyway.
     backward=Backward(
         "scale_bias_relu_backward(Tensor grad_y, Tensor y, float scale) "
         "-> (Tensor grad_x, Tensor grad_bias)",
@@ -72,6 +72,6 @@ op = Op(
 
 
 def scale_bias_relu(x: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
-    """``relu(x * scale + bias)`` with ``bias`` over the last dim of ``x``."""
+    """``relu(x * scale + bias)``, with ``bias`` along the last dim of ``x``."""
     y: Tensor = op(x, bias, scale)
     return y

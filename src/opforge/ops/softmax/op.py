@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""softmax over the last dim, with the scale and the mask that attention has.
+"""softmax over the last dim, with the scale and the masks of attention.
 
-See ops/families/softmaxes.py for what comes before the softmax.
+See ops/families/softmaxes.py for scale and masks.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 import opforge
-from opforge.op import Backward, Op
+from opforge.op import Backward, Build, Op
 from opforge.ops.families import softmaxes
 
 
 def reference(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
-    """As torch's; but rows that are covered by a mask are zeros, not NaN."""
+    """torch's softmax, except that fully masked rows are zeros, not NaN."""
     v = softmaxes.values(x, mask, scale, causal)
     if mask is None and not causal:
         return torch.softmax(v, -1)
@@ -30,13 +30,13 @@ def reference(x: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Ten
 
 @softmaxes.in_full
 def backward_reference(grad: Tensor, y: Tensor) -> Tensor:
-    """Given the result, x is not needed."""
+    """The gradient from the result, without x."""
     return y * (grad - (grad * y).sum(-1, keepdim=True))
 
 
 def liger() -> Callable[..., Any]:
     """Liger's Triton kernels."""
-    # Straight from its module: the package may swap in another backend.
+    # Imported from its module, because the package may replace it by another backend.
     from liger_kernel.ops.softmax import LigerSoftmaxFunction
 
     return softmaxes.only_plain(LigerSoftmaxFunction.apply, "Liger's softmax")
@@ -55,12 +55,13 @@ op = Op(
     backward=Backward("softmax_backward" + softmaxes.BACKWARD_SCHEMA, backward_reference),
     validate=functools.partial(softmaxes.validate, "softmax"),
     cases=softmaxes.cases,
-    # Scale, largest, subtract, exp, add, divide.
+    # Scale, maximum, subtract, exp, add, divide.
     operations=lambda x: 6 * x.numel(),
     sized=softmaxes.sized,
     peers={"liger": liger, "quack": quack},
     rowwise=True,
     module=lambda scale, causal: opforge.nn.Softmax(-1, scale=scale, causal=causal),
+    build=Build(by_dtype=["cuda"]),
 )
 
 
@@ -69,14 +70,16 @@ def softmax(
 ) -> Tensor:
     """``softmax(x * scale + mask)`` over the last dim, computed in float32 and rounded once.
 
-    A row that a mask or ``causal`` leaves nothing of (all -inf) becomes zeros, where torch has NaN:
-    what attends to nothing contributes nothing. Without either, NaN and infinities act as in torch.
+    A row that is fully masked (all -inf) by a mask or ``causal`` becomes zeros, where torch gives
+    NaN, because a query without keys should contribute nothing. Without either, NaN and infinities
+    behave as in torch.
 
-    The dtype is that of ``x``, under autocast, too, where PyTorch's is float32.
+    The result has the dtype of ``x``. This also holds under autocast, where PyTorch's is float32.
 
     Args:
-        x: any shape; rows lie along the last dim.
-        mask: added; broadcasts to ``x``, in any floating point dtype, may hold -inf; no gradient.
+        x: any shape; rows are along the last dim.
+        mask: is added; broadcasts to ``x``, has any floating point dtype, may contain -inf, and
+            gets no gradient.
         scale: a factor of ``x``.
         causal: the last two dims are queries and keys, and query i sees the keys up to
             ``i + keys - queries``.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""stencil2d: every pixel becomes a weighted sum of itself and its 4 or 8 neighbours."""
+"""stencil2d: each pixel becomes a weighted sum of itself and its 4 or 8 neighbours."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opforge.op import Backward, Make, Op
+from opforge.op import Backward, Build, Make, Op
 
-# What lies beyond the edges; the position is the code that kernels get.
+# Kinds of boundary. The position in the list is the code for kernels.
 BOUNDARIES = ("constant", "replicate", "reflect", "periodic")
 CONSTANT, REPLICATE, REFLECT, PERIODIC = range(4)
 
-# Where 5 or 9 weights look, as (row, column) from the pixel.
+# Offsets (row, column) of the pixels for 5 or 9 weights.
 FIVE = [(0, 0), (-1, 0), (1, 0), (0, -1), (0, 1)]
 NINE = [(row, col) for row in (-1, 0, 1) for col in (-1, 0, 1)]
 
 
 def places(weight: Tensor) -> list[tuple[int, int]]:
-    """Where each weight looks."""
+    """The offset of each weight."""
     return FIVE if weight.shape[0] == 5 else NINE
 
 
 def edges(n: int, boundary: int) -> tuple[int, int]:
-    """What stands at -1 and at n of n rows or columns."""
+    """The indices that replace -1 and n for n rows or columns."""
     return {REPLICATE: (0, n - 1), REFLECT: (1, n - 2), PERIODIC: (n - 1, 0)}[boundary]
 
 
 def pad(x: Tensor, boundary: int, fill: float) -> Tensor:
-    """x with one more row and column on every side."""
+    """x with one more row or column on each side."""
     if boundary == CONSTANT:
         return torch.nn.functional.pad(x, (1, 1, 1, 1), value=fill)
     for dim in (-2, -1):
@@ -41,7 +41,7 @@ def pad(x: Tensor, boundary: int, fill: float) -> Tensor:
 
 
 def neighbours(padded: Tensor, weight: Tensor) -> list[Tensor]:
-    """For each weight, the pixels it is multiplied with."""
+    """For each weight, the pixels that it is multiplied with."""
     height, width = padded.shape[-2] - 2, padded.shape[-1] - 2
     return [
         padded.narrow(-2, 1 + row, height).narrow(-1, 1 + col, width) for row, col in places(weight)
@@ -49,7 +49,7 @@ def neighbours(padded: Tensor, weight: Tensor) -> list[Tensor]:
 
 
 def reference(x: Tensor, weight: Tensor, boundary: int, fill: float) -> Tensor:
-    """Shifted copies of the padded image, weighted and added up."""
+    """The weighted sum of shifted copies of the padded image."""
     if x.numel() == 0:
         return x * weight.sum()
     first, *others = neighbours(pad(x, boundary, fill), weight)
@@ -68,7 +68,7 @@ def backward_reference(
     needs_x: bool,
     needs_weight: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Every pixel gets back what it gave; what fell beyond an edge goes where it came from."""
+    """Each pixel gets the gradients of its uses, including those through the boundary."""
     grad_x, grad_weight = x.new_empty(0), weight.new_empty(0)
     if x.numel() == 0:
         return (
@@ -94,7 +94,7 @@ def spread(grad_y: Tensor, weight: Tensor) -> Tensor:
 
 
 def fold(padded: Tensor, boundary: int) -> Tensor:
-    """The gradient of the image: the other way round than :func:`pad`."""
+    """The gradient of the image from that of the padded image: the adjoint of :func:`pad`."""
     for dim in (-2, -1):
         n = padded.shape[dim] - 2
         image = padded.narrow(dim, 1, n)
@@ -107,7 +107,7 @@ def fold(padded: Tensor, boundary: int) -> Tensor:
 
 
 def validate(x: Tensor, weight: Tensor, boundary: int) -> None:
-    """An image, 5 or 9 weights, a boundary that the image is large enough for."""
+    """x is an image, weight has 5 or 9 values, and x is large enough for the boundary."""
     if x.dim() < 2:
         raise ValueError(
             "opforge.stencil2d: x must have at least two dims, rows and columns; "
@@ -126,17 +126,17 @@ def validate(x: Tensor, weight: Tensor, boundary: int) -> None:
         )
     if not 0 <= boundary < len(BOUNDARIES):
         raise ValueError(
-            f"opforge.stencil2d: boundary {boundary} is none of 0 to {len(BOUNDARIES) - 1}"
+            f"opforge.stencil2d: boundary must be from 0 to {len(BOUNDARIES) - 1}, got {boundary}"
         )
     if boundary == REFLECT and min(x.shape[-2:]) < 2:
         raise ValueError(
-            "opforge.stencil2d: boundary 'reflect' needs two rows and two columns at least; "
+            "opforge.stencil2d: boundary 'reflect' needs at least two rows and two columns; "
             f"x has shape {tuple(x.shape)}"
         )
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Every boundary with both kinds of stencil; tiny, empty, several tiles, strided."""
+    """All boundaries with both kinds of stencils; tiny, empty, several tiles, strided."""
     for boundary in range(len(BOUNDARIES)):
         yield make(5, 7), make(5), boundary, 0.5
         yield make(2, 35, 48), make(9), boundary, -1.0
@@ -155,7 +155,7 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
 
 
 def conv2d() -> Callable[..., Tensor]:
-    """torch's convolution, which knows zeros beyond the edges."""
+    """torch's convolution, which only supports zeros beyond the edges."""
 
     def run(x: Tensor, weight: Tensor) -> Tensor:
         kernel = weight.new_zeros(9)
@@ -185,26 +185,28 @@ op = Op(
     },
     peers={"conv2d": conv2d},
     rowwise=True,
+    build=Build(by_dtype=["cuda"]),
 )
 
 
 def stencil2d(x: Tensor, weight: Tensor, boundary: str = "zero", fill: float = 0.0) -> Tensor:
-    """Weighted sums of every pixel and its neighbours, over the last two dims of ``x``.
+    """Weighted sum of each pixel and its neighbours, over the last two dims of ``x``.
 
     Args:
-        x: images, any number of dims before the last two.
+        x: images, with any number of dims before the last two.
         weight: 5 values (centre, up, down, left, right) or 9 (a 3 x 3 matrix, row by row), in the
             dtype of ``x`` or float32.
-        boundary: what lies beyond the edges: ``"zero"``; ``"constant"``, which is ``fill``;
+        boundary: the pixels beyond the edges: ``"zero"``; ``"constant"``, the value ``fill``;
             ``"replicate"``, the nearest pixel; ``"reflect"``, the image mirrored at its outermost
-            pixels; ``"periodic"``, the other side.
-        fill: the constant.
+            pixels; ``"periodic"``, the opposite side.
+        fill: the value for ``"constant"``.
     """
     if boundary == "zero":
         boundary, fill = "constant", 0.0
     if boundary not in BOUNDARIES:
         raise ValueError(
-            f"opforge.stencil2d: boundary {boundary!r} is none of zero, {', '.join(BOUNDARIES)}"
+            f"opforge.stencil2d: boundary must be one of zero, {', '.join(BOUNDARIES)}, "
+            f"got {boundary!r}"
         )
     y: Tensor = op(x, weight, BOUNDARIES.index(boundary), fill)
     return y

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""swiglu: y = silu(gate) * up, of two tensors or of the halves of one, in one pass each way."""
+"""swiglu: y = silu(gate) * up, from two tensors or the two halves of one."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch import Tensor
 from torch.nn import functional
 
 import opforge
-from opforge.op import Backward, Op
+from opforge.op import Backward, Build, Op
 from opforge.ops.families import gated
 
 
 def reference(gate: Tensor, up: Tensor | None) -> Tensor:
-    """The formula as it stands."""
+    """The formula."""
     gate, up = gated.halves(gate, up)
     return functional.silu(gate) * up
 
 
 def backward_reference(grad_y: Tensor, gate: Tensor, up: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The activation is computed again: gate and up are all that is saved."""
+    """Compute the activation again, because only gate and up are saved."""
 
     def slope(passed: Tensor, gate: Tensor) -> Tensor:
         sigmoid = torch.sigmoid(gate)
@@ -33,8 +33,8 @@ def backward_reference(grad_y: Tensor, gate: Tensor, up: Tensor | None) -> tuple
 
 
 def liger() -> Callable[..., Any]:
-    """Liger's Triton kernels; they copy the halves of a packed input."""
-    # Straight from its module: the package may swap in another backend.
+    """Liger's Triton kernels. They copy the halves of a packed input."""
+    # Imported from its module, because the package may replace it by another backend.
     from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
     return gated.overwriting(LigerSiLUMulFunction.apply)
@@ -56,10 +56,11 @@ op = Op(
     peers={"liger": liger},
     autocast="promote",
     module=lambda: opforge.nn.SwiGLU(),
+    build=Build(by_dtype=["cuda"]),
 )
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    """``silu(gate) * up``; without ``up``, of the two halves of the last dim of ``gate``."""
+    """``silu(gate) * up``. Without ``up``, the last dim of ``gate`` holds both halves."""
     y: Tensor = op(gate, up)
     return y

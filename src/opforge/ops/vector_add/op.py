@@ -16,7 +16,7 @@ from opforge.op import Make, Op
 def backward(
     grad_c: Tensor, a_shape: list[int], b_shape: list[int], needs_a: bool, needs_b: bool
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The gradient itself, summed over what was broadcast. Without broadcasting no byte moves."""
+    """The gradient, summed over broadcast dims. Without broadcasting, no bytes move."""
     return (
         sum_to(grad_c, a_shape) if needs_a else None,
         sum_to(grad_c, b_shape) if needs_b else None,
@@ -24,7 +24,7 @@ def backward(
 
 
 def sum_to(grad: Tensor, shape: list[int]) -> Tensor:
-    """Sum ``grad`` over the dims that broadcasting added or stretched."""
+    """Sum ``grad`` over the dims that broadcasting added or expanded."""
     added = grad.dim() - len(shape)
     stretched = [added + i for i, n in enumerate(shape) if n == 1 and grad.shape[added + i] != 1]
     dims = [*range(added), *stretched]
@@ -32,7 +32,7 @@ def sum_to(grad: Tensor, shape: list[int]) -> Tensor:
 
 
 def validate(a: Tensor, b: Tensor) -> None:
-    """One dtype, and shapes that broadcast."""
+    """a and b have one dtype, and their shapes broadcast."""
     if a.dtype != b.dtype:
         raise TypeError(
             f"opforge.vector_add: a is {a.dtype} but b is {b.dtype}; "
@@ -47,7 +47,7 @@ def validate(a: Tensor, b: Tensor) -> None:
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Equal shapes, every kind of broadcasting, empty, strided."""
+    """Equal shapes, all kinds of broadcasting, empty, strided."""
     for a, b in [
         ((), ()),
         ((0,), (1,)),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors of the CPU against inaccessible pages: an access beyond one faults at once.
+"""Guard pages: puts CPU tensors next to inaccessible pages, so that an access beyond one faults.
 
-Within :func:`pages` every new tensor has a mapping of its own, at whose end (or start) it lies.
-:func:`against_page` moves an argument of a call into one, and makes it read-only. A fault of
-a simulated kernel is the simulator's to report; any other one ends the process, with its last words
-on standard error (see ``fault.cpp``).
+Inside :func:`pages`, every new tensor gets its own mapping and lies at its end (or start).
+:func:`against_page` moves an argument of a call into such a mapping and makes it read-only. The
+simulator reports faults of simulated kernels. Any other fault ends the process, with a message on
+standard error (see ``fault.cpp``).
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from opforge.errors import KernelUnavailable
 
 Side = Literal["end", "start"]
 SIDES: tuple[Side, ...] = ("end", "start")
-SAYS = "opforge guard: "  # how the report of a fault begins
+SAYS = "opforge guard: "  # the report of a fault begins with this
 _NUMBERS = {"": 0, "end": 1, "start": 2}  # guard::Side
 _ALIGNMENT = 64  # guard::kAlignment
-_ROOM = 4096  # for what was found, in words
-_active: list[Side] = []  # by context, the innermost last
+_ROOM = 4096  # bytes for the description of a fault
+_active: list[Side] = []  # nested contexts, innermost last
 
 
 class OutOfBounds(AssertionError):
-    """Something was written beside a tensor, where it lay next to no page."""
+    """Something was written next to a tensor, on a side without a page."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The library that does it, built and loaded on first use."""
+    """The C++ library, built and loaded on first use."""
     planned = plan_guard()
     built = cache.lookup(planned.entry)
     if built is None and not settings.jit_enabled():
@@ -70,17 +70,17 @@ def _allocating(side: Side) -> Iterator[None]:
 
 @contextlib.contextmanager
 def pages(side: Side, keep_saved: bool = True) -> Iterator[None]:
-    """New tensors lie against a page; those saved for a backward cannot be changed, by default.
+    """A context that puts new tensors next to a page. By default, saved tensors are read-only.
 
-    Raises :class:`OutOfBounds` for what was written beside them and did not fault: up to 63 bytes
-    past an end that is no multiple of torch's alignment.
+    Raises :class:`OutOfBounds` for writes next to them that did not fault: up to 63 bytes past an
+    end that is not a multiple of torch's alignment.
     """
     protect = _protect_saved if keep_saved else _same
     with _allocating(side), torch.autograd.graph.saved_tensors_hooks(protect, _same):
         try:
             yield
         except BaseException:
-            _take()  # not to be told of the next call
+            _take()  # discard reports, so that the next call does not get them
             raise
     if found := _take():
         raise OutOfBounds(found)
@@ -104,7 +104,7 @@ def _name(t: torch.Tensor, name: str, read_only: bool) -> None:
 
 
 def _span(t: torch.Tensor) -> int:
-    """Elements from the first to the last in memory."""
+    """The number of elements from the first to the last one in memory."""
     return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
 
 
@@ -113,19 +113,19 @@ def _same(t: torch.Tensor) -> torch.Tensor:
 
 
 def against_page(t: torch.Tensor, side: Side, name: str, writable: bool = False) -> torch.Tensor:
-    """The same values and strides in memory that ends or begins at a page, to the byte.
+    """The same values and strides in memory that ends or begins exactly at a page.
 
-    It is read-only unless it is ``writable``. Faults are told with its name.
+    It is read-only unless ``writable`` is set. Reports of faults use ``name``.
     """
     if t.numel() == 0:
         return t.detach()
     span = _span(t)
     unit = _ALIGNMENT // t.element_size()
     with _allocating(side):
-        # With a length that is a multiple of the alignment, no gap is left at the end.
+        # A length that is a multiple of the alignment leaves no gap at the end.
         base = torch.empty(span if side == "start" else -(-span // unit) * unit, dtype=t.dtype)
     offset = base.numel() - span
-    # All that lies between its elements is copied, too: stride 0 needs no care then.
+    # The gaps between its elements are copied as well, so stride 0 needs no special care.
     base[offset:] = t.detach().as_strided((span,), (1,))
     moved = base.as_strided(t.shape, t.stride(), offset)
     _name(moved, name, read_only=not writable)
