@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: venv demo test nightly lint clean
+.PHONY: venv demo test nightly lint kernels clean
 
 venv: $(VENV)/ready
 
@@ -28,9 +28,15 @@ lint: venv
 	$(BIN)/mypy
 	git ls-files '*.h' '*.cuh' '*.cu' '*.cpp' | xargs $(BIN)/clang-format --dry-run --Werror
 
-test: lint
+# What most tests call, compiled side by side.
+kernels: venv
+	$(BIN)/python tests/support/build_kernels.py
+
+# While one core lints, the other begins to compile.
+test: venv
+	$(MAKE) --no-print-directory --jobs 2 lint kernels
 	# Threads that wait spinning slow each other down where the tests share the cores.
-	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal $(PYTEST)
+	OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal --durations 30 $(PYTEST)
 
 nightly: PYTEST = --nightly --timeout 1800
 nightly: test

@@ -10,6 +10,7 @@ import pytest
 import torch
 from bench_runs import bench  # noqa: F401  a fixture
 from helpers import REAL_CXX, write_op
+from op_cases import TWINS
 
 from opforge import sim
 from opforge.build import cache, compile
@@ -23,7 +24,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--nightly", action="store_true", help="also run what is marked nightly")
 
 
+@pytest.hookimpl(tryfirst=True)  # markers are there before -m chooses by them
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        given = [p for p in _parameters(item) if isinstance(p, str)]
+        if "sim" in given:
+            item.add_marker(pytest.mark.sim)
+            # By day, the rows of the check and the golden outputs simulate the built-in ops.
+            if item.path.parent.name == "ops" and item.path.name != "test_golden.py":
+                item.add_marker(pytest.mark.nightly)
+        if item.get_closest_marker("sim") and not TWINS.keys().isdisjoint(given):
+            item.add_marker(pytest.mark.nightly)
     if not config.getoption("--nightly"):
         left_out = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=left_out)
@@ -33,6 +44,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("cuda"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+def _parameters(item: pytest.Item) -> list[object]:
+    called = getattr(item, "callspec", None)
+    return list(called.params.values()) if called else []
 
 
 @pytest.fixture
@@ -58,7 +74,7 @@ def cache_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out the trial load of a fresh library, which imports torch for two seconds."""
-    monkeypatch.setattr(compile, "_try_loading", lambda plan, library: "not tried: a test")
+    monkeypatch.setattr(compile, "_why_untried", lambda plan: "not tried: a test")
 
 
 @pytest.fixture(scope="session")

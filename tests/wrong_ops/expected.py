@@ -16,7 +16,9 @@ class Fault:
 EXPECTED = {
     "assumes_alignment": Fault("offset", "bad-address: thread", "sim"),
     "assumes_contiguous": Fault("strides", "96 of 102 elements are wrong.* strides"),
-    "assumes_zeroed_memory": Fault("poisoned-memory", "depends on what lay in fresh memory"),
+    "assumes_zeroed_memory": Fault(
+        "poisoned-memory", "the result depends on old values in fresh memory"
+    ),
     "autocast_to_unsupported": Fault("autocast", "x has dtype torch.float16; supported: float32"),
     "bias_gradient_of_batch": Fault("gradients", "grad_bias of .* elements are wrong, everywhere"),
     "bias_gradient_of_square": Fault(
@@ -25,11 +27,9 @@ EXPECTED = {
     "block_beyond_bounds": Fault(
         "launch-limits", r"kernel row_max is launched with 1024 threads .*_bounds__\(512\)", "sim"
     ),
-    "changes_its_input": Fault("inputs-unchanged", "x was changed by the op"),
-    "changes_the_gradient": Fault(
-        "inputs-unchanged", "the gradient of the output was changed by the op"
-    ),
-    "changes_the_saved_tensor": Fault("inputs-unchanged", "the output was changed by the op"),
+    "changes_its_input": Fault("inputs-unchanged", "the op changed x"),
+    "changes_the_gradient": Fault("inputs-unchanged", "the op changed the gradient of the output"),
+    "changes_the_saved_tensor": Fault("inputs-unchanged", "the op changed the output"),
     "compiled_differs": Fault("compile", "grad_x of compiled_differs: error"),
     "crashes_when_empty": Fault("empty", "process that ran the kernel is gone: ended by SIGSEGV"),
     "default_stream": Fault("side-stream", r"stream: kernel .* pass `current_stream\(x\)`", "sim"),
@@ -37,11 +37,13 @@ EXPECTED = {
     "double_through_float": Fault("own-cases", "error .*e-0.* where .*e-1.* x float64"),
     "dropout_masks_differ": Fault("dropout", "grad_x of dropout_masks_differ: error"),
     "dropout_of_everything": Fault("dropout", "NaN or Inf where PyTorch has none.* p 1"),
-    "dtype_not_promised": Fault("opcheck", "output has another dtype than the fake kernel"),
-    "dtype_reinterpreted": Fault("unsupported-dtype", "tensors of torch.int32: accepted without"),
-    "dtypes_mixed_up": Fault("mixed-dtypes", "a in torch.float16: accepted without a word"),
+    "dtype_not_promised": Fault("opcheck", "dtype of the kernel's output differs"),
+    "dtype_reinterpreted": Fault(
+        "unsupported-dtype", "tensors of torch.int32: accepted without an"
+    ),
+    "dtypes_mixed_up": Fault("mixed-dtypes", "a in torch.float16: accepted without an error"),
     "empty_batch_gradient": Fault("empty", "grad_bias of .* NaN or Inf where PyTorch has none"),
-    "eps_unchecked": Fault("eps", "eps = -1.0: accepted without a word"),
+    "eps_unchecked": Fault("eps", "eps = -1.0: accepted without an error"),
     "error_without_shapes": Fault("mismatched-shapes", "the message does not say x, "),
     "expanded_gradient_misread": Fault("expanded-gradient", "grad_x of expanded_gradient_misread"),
     "fake_reads_values": Fault("opcheck", "data-dependent"),
@@ -54,10 +56,10 @@ EXPECTED = {
         "far-apart", "the process that ran the kernel is gone|elements are wrong"
     ),
     "int_offset_on_gpu": Fault("far-apart", "bad-address: thread .* strides .2147483648", "sim"),
-    "int_size": Fault("narrowing", r"cpu\.cpp:11: int64_t becomes int\n.*say so by a cast"),
+    "int_size": Fault("narrowing", r"cpu\.cpp:11: int64_t becomes int\n.*or cast it explicitly"),
     "int_size_on_gpu": Fault("narrowing", r"cuda\.cu:1\d: int64_t becomes int\n", "sim"),
     "keeps_a_reference": Fault("changed-before-backward", "x was changed in place .* silently"),
-    "label_clamped": Fault("label-out-of-range", "label with a value of .*: accepted without a"),
+    "label_clamped": Fault("label-out-of-range", "label with a value of .*: accepted without an"),
     "masked_row_is_nan": Fault("masked-rows", "NaN or Inf where PyTorch has none.* only in row 0"),
     "minus_zero_lost": Fault("special-values", "the sign of zero is lost at"),
     "missing_gradient_shortcut": Fault("missing-gradient", "grad_x of .* everywhere"),
@@ -67,9 +69,9 @@ EXPECTED = {
     "narrow_gradient_misread": Fault("narrow-gradient", "grad_x of narrow_gradient_misread: error"),
     "negative_index": Fault("label-out-of-range", "process that ran the kernel is gone|NaN or Inf"),
     "no_device_guard": Fault("other-device", "device-guard: kernel .* put `const DeviceGu", "sim"),
-    "not_pointwise": Fault("vmap", "vmap gives other bits than a loop"),
+    "not_pointwise": Fault("vmap", "vmap differs bitwise from a loop"),
     "option_ignored_in_gradient": Fault("gradients", "grad_x of .* everywhere"),
-    "order_dependent_gradient": Fault("repeats", "gives other bits than the first", "sim"),
+    "order_dependent_gradient": Fault("repeats", "differs bitwise from the first", "sim"),
     "race_in_shared_memory": Fault("sanitizer", "race: thread .* reads shared memory", "sim"),
     "reads_before_the_start": Fault(
         "guard-pages", "reads 1 element before the start of x, which spans 64 elements of 4 bytes"
@@ -110,17 +112,17 @@ EXPECTED = {
     "rows_in_grid_y": Fault("many-rows", r"grid \(1, \d+, 1\).* cudaErrorInvalidValue", "sim"),
     "scalar_error_says_nothing": Fault("scalars", "invalid argument"),
     "scalar_in_float": Fault("own-cases", "error .*e-.* where .*e-1.* x float64"),
-    "second_output_ignored": Fault("missing-gradient", "an output is cut off from autograd"),
-    "shapes_unchecked": Fault("mismatched-shapes", "x of shape .*: accepted without a word"),
+    "second_output_ignored": Fault("missing-gradient", "an output is detached from autograd"),
+    "shapes_unchecked": Fault("mismatched-shapes", "x of shape .*: accepted without an error"),
     "sign_from_output": Fault("gradients", "grad_x of sign_from_output: error"),
     "softmax_without_max": Fault("cancellation", "NaN or Inf where PyTorch has none"),
     "square_in_half": Fault(
         "special-values", "NaN or Inf where PyTorch has none|error .* x b?float16"
     ),
     "stale_scalar": Fault("own-cases", "elements are wrong, everywhere"),
-    "stochastic_rounding": Fault("repeats", "gives other bits than the first.*bfloat16"),
+    "stochastic_rounding": Fault("repeats", "differs bitwise from the first.*bfloat16"),
     "strided_weight_misread": Fault("strided-parameters", "elements are wrong.* strides"),
-    "strides_not_promised": Fault("opcheck", "output has other strides than the fake kernel"),
+    "strides_not_promised": Fault("opcheck", "strides of the kernel's output differ"),
     "subnormals_flushed": Fault("special-values", r"error .*e-4\d where .*e-4\d is allowed"),
     "sums_in_half": Fault("long-row", r"sums_in_half: error .*x b?float16"),
     "synchronises": Fault("side-stream", r"synchronises: cudaDeviceSynchronize\(\) makes", "sim"),
@@ -138,15 +140,17 @@ EXPECTED = {
     "backward_reference_wrong": Fault(
         "backward-reference", "reference is not the derivative of the reference: grad_x of"
     ),
-    "batched_gradient_mixed": Fault("vmap", "vmap of the gradient gives other bits than a loop"),
+    "batched_gradient_mixed": Fault("vmap", "vmap of the gradient differs bitwise from a loop"),
     "frozen_bias_strided_input": Fault("pairs", "grad_x of frozen_bias_strided_input: error"),
-    "keeps_every_result": Fault("steady-memory", "MiB of memory for good, .* is never freed"),
+    "keeps_every_result": Fault("steady-memory", "calls leak .* MiB of memory, .* is never freed"),
     "large_backward_detached": Fault("double-backward", "second derivative by x"),
     "mask_repeats": Fault("randomness", "keeps 0.8750 of 131072 elements"),
-    "module_forgets_option": Fault("module-is-the-op", "the module gives other bits than the op"),
+    "module_forgets_option": Fault("module-is-the-op", "the module differs bitwise from the op"),
     "nan_gradient_cleaned": Fault("gradient-values", "grad_x of .* PyTorch has nan"),
     "one_output_buffer": Fault("calls-apart", "a later call changed the result of an earlier one"),
-    "one_scratch_buffer": Fault("two-threads", "beside another thread the call gives other bits"),
+    "one_scratch_buffer": Fault(
+        "two-threads", "with another thread running, the call differs bitwise"
+    ),
     "prints": Fault("steady-memory", "writes to standard output .* 'forward of"),
     "public_function_swapped": Fault("public-function", "was given scale=2.0, the op got 0.5"),
     "scale_of_zero": Fault("numbers", "scale_of_zero: error .* scale 0.0"),
