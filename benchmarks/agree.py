@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times rms_norm, softmax and a plain copy with Triton's do_bench: do both harnesses agree?
+"""Times rms_norm, softmax and a plain copy with Triton's do_bench: does opforge bench agree?
 
     python benchmarks/agree.py --out agree.json
 
-Independent of opforge's own timing on purpose; only the op folders in do_bench/ops are shared.
-do_bench empties the L2 before every call and does not hide the host: an implementation whose calls
-take long to launch looks slower here. "once" is a third way, to see where a difference comes from:
-like opforge the host is hidden and the L2 flushed by reading, like do_bench each call stands alone
-between two events.
+The script does not use opforge's own timing; it shares only the op folders in do_bench/ops.
+do_bench empties the L2 before every call and does not hide the host's time, so an implementation
+with slow launches looks slower here. "once" is a third way, which shows where a difference comes
+from. As in opforge, the host's time is hidden and reads flush the L2; as in do_bench, each call
+runs alone between two events.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ OPS = Path(__file__).parent / "do_bench" / "ops"
 SHAPES = [(16384, 4096), (8192, 8192), (16384, 5120)]
 COPIES = [64, 128, 256, 512]  # MiB in each of the two tensors
 DTYPE = torch.bfloat16
-ERROR = 2e-2  # of the norm: bfloat16 rounds some 2e-3, a wrong kernel is off by far more
+ERROR = 2e-2  # of the norm; bfloat16 roundings are about 2e-3, and a wrong kernel is far worse
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -44,7 +44,7 @@ def microseconds(call: Callable[[], Any]) -> float:
 
 
 def once(call: Callable[[], Any]) -> float:
-    """Microseconds of a call on its own, behind a sleep that hides the host; the median of 20."""
+    """Microseconds of a single call after a sleep that hides the host's time; the median of 20."""
     flush = torch.ones(32 << 20, device="cuda")
     times = []
     for _ in range(20):
@@ -60,7 +60,7 @@ def once(call: Callable[[], Any]) -> float:
 
 
 def implementations(op: Op) -> Iterator[tuple[str, Callable[[], Callable[..., Any]]]]:
-    """Names and how to get the function, which may fail."""
+    """Names, and how to get the function, which may fail."""
     yield "eager", lambda: op.reference
     yield "torch.compile", lambda: torch.compile(op.reference, dynamic=False)
     yield from op.peers.items()
@@ -71,11 +71,11 @@ def forward(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[],
 
 
 def backward(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[[], Any]:
-    """The gradients of every tensor argument, over one graph that is kept."""
+    """The gradients of every tensor argument; the graph is kept and used again."""
     leaves = [a.detach().requires_grad_() if isinstance(a, torch.Tensor) else a for a in args]
     wanted = [a for a in leaves if isinstance(a, torch.Tensor)]
     y = function(*leaves)
-    torch.manual_seed(1)  # the same incoming gradient for everyone
+    torch.manual_seed(1)  # the same incoming gradient for every implementation
     grad_y = draw(*y.shape)
     return lambda: torch.autograd.grad(y, wanted, grad_y, retain_graph=True)
 
@@ -84,7 +84,7 @@ def check(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -
     for ours, theirs in zip(found, expected, strict=True):
         off = ((ours.float() - theirs.float()).norm() / theirs.float().norm()).item()
         if not off < ERROR:
-            raise ValueError(f"its result is off by {off:.1e} of the norm")
+            raise ValueError(f"the result is off by {off:.1e} of the norm")
 
 
 def measure_op(op: Op, rows: list[dict[str, Any]]) -> None:
@@ -94,13 +94,13 @@ def measure_op(op: Op, rows: list[dict[str, Any]]) -> None:
         for what, prepare in (("forward", forward), ("backward", backward)):
             expected = prepare(op.reference, args)()
             for name, get in implementations(op):
-                torch._dynamo.reset()  # every shape is compiled for itself
+                torch._dynamo.reset()  # every shape is compiled separately
                 try:
                     call = prepare(get(), args)
                     check(call(), expected)
                     times = microseconds(call), once(call)
                     record(rows, op.name, what, shape, name, *times)
-                except Exception as error:  # a peer may fail in any way; the others go on
+                except Exception as error:  # a peer may fail in any way; the others continue
                     reason = str(error).strip().splitlines() or [""]
                     title = f"{op.name} {what} {shape[0]}x{shape[1]} {name}"
                     print(f"{title}: {type(error).__name__}: {reason[0]}", flush=True)
@@ -136,9 +136,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
     parser.add_argument("--ops", nargs="*", default=["rms_norm", "softmax"], help="op folders")
-    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    parser.add_argument("--commit", help="the measured commit, if git cannot tell")
     options = parser.parse_args()
-    # Its donated buffers do not go with a graph that is kept.
+    # torch.compile's donated buffers do not work with a graph that is kept.
     torch._functorch.config.donated_buffer = False
     rows: list[dict[str, Any]] = []
     measure_copy(rows)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long torch.compile takes for a deep model of opforge's ops, beside the same in plain PyTorch.
+"""Measures how long torch.compile takes for a deep model of opforge's ops and in plain PyTorch.
 
     python benchmarks/compile_depth.py --layers 4 8 16
     python benchmarks/compile_depth.py --layers 16 --json depth.json
 
 A layer is rms_norm with a residual, a projection, rope, another rms_norm with a residual and a
 swiglu MLP; linear_cross_entropy ends the model. The time is that of the first forward and backward,
-with Inductor's caches off. A small model is compiled before, so that what only a first compile
-pays, imports above all, is in no figure.
+with Inductor's caches off. A small model is compiled first, so that no time includes what only a
+first compilation costs, mainly imports.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def plain_norm(x: Tensor, weight: Tensor, residual: Tensor) -> tuple[Tensor, Ten
 
 
 def plain_rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Both turned by the angles of their positions."""
+    """Queries and keys, rotated by the angles of their positions."""
 
-    def turn(x: Tensor) -> Tensor:
+    def rotate(x: Tensor) -> Tensor:
         a, b = x.chunk(2, -1)
         c, s = cos.unsqueeze(-2), sin.unsqueeze(-2)
         return torch.cat([a * c - b * s, b * c + a * s], -1)
 
-    return turn(q), turn(k)
+    return rotate(q), rotate(k)
 
 
 class Layer(nn.Module):
-    """A layer of a transformer; queries times keys stand in for the attention."""
+    """A layer of a transformer; the product of queries and keys stands in for the attention."""
 
     def __init__(self, ours: bool) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Layer(nn.Module):
 
 
 class Model(nn.Module):
-    """Some layers and the loss."""
+    """Several layers and the loss."""
 
     def __init__(self, layers: int, ours: bool) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class Model(nn.Module):
 
 
 def compile_seconds(layers: int, ours: bool, device: str) -> float:
-    """Seconds from the first call to the end of its backward; the model itself runs shortly."""
+    """Seconds from the first call to the end of its backward; the model itself takes little."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = Model(layers, ours).to(device)
@@ -104,7 +104,7 @@ def main() -> None:
     """Print both times and their ratio for each depth."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, nargs="+", default=[4, 8, 16], metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the times there, too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the times there")
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch._inductor.config.force_disable_caches = True

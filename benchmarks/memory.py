@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures memory, time and error of a linear layer with its cross entropy, forward and backward.
 
-    python benchmarks/memory.py --json memory.json                  # on a GPU, the shapes of note
-    python benchmarks/memory.py --chunks 0 512 1024 2048 4096       # what a chunk's size costs
+    python benchmarks/memory.py --json memory.json                  # on a GPU, large shapes
+    python benchmarks/memory.py --chunks 0 512 1024 2048 4096       # the cost of a chunk's size
     python benchmarks/memory.py --device cpu                        # a small shape, to try it out
 
-"peak" is the most that torch's allocator had during a step beyond what it had before, after a
-step that warms it up; the two gradients that come out are part of it. "error" is that of the
-weight's gradient against float64, of its norm.
+"peak" is the peak memory of torch's allocator during a step, beyond what was allocated before. A
+first step warms it up. The two resulting gradients count. "error" is the error of the weight's
+gradient, compared with float64 and relative to its norm.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def eager(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """All logits at once, and their cross entropy."""
+    """Computes all logits at once, and their cross entropy."""
     return functional.cross_entropy(functional.linear(x, weight), target)
 
 
 def liger() -> Loss:
-    """Liger-Kernel's; ImportError where it is not installed."""
+    """Liger-Kernel's loss; raises ImportError if it is not installed."""
     from liger_kernel.transformers.fused_linear_cross_entropy import (
         LigerFusedLinearCrossEntropyLoss,
     )
@@ -51,7 +51,7 @@ def liger() -> Loss:
 
 
 def implementations(chunks: list[int]) -> Iterator[tuple[str, Callable[[], Loss]]]:
-    """Names and how to get the function, which may fail."""
+    """Names, and how to get the function, which may fail."""
     for low, chunk in itertools.product((False, True), chunks):
         name = "opforge" + (", low_memory" if low else "") + (f", chunk {chunk}" if chunk else "")
         ours = partial(opforge.linear_cross_entropy, low_memory=low, chunk=chunk)
@@ -61,7 +61,7 @@ def implementations(chunks: list[int]) -> Iterator[tuple[str, Callable[[], Loss]
 
 
 def peak_bytes(step: Callable[[], Any], device: str) -> int:
-    """The most that the allocator has beyond what it has now."""
+    """The peak memory of the allocator during a step, beyond what is allocated now."""
     if device == "cuda":
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -71,7 +71,7 @@ def peak_bytes(step: Callable[[], Any], device: str) -> int:
         return torch.cuda.max_memory_allocated() - before
     with torch.profiler.profile(profile_memory=True) as profile:
         step()
-    # The CPU's allocator keeps no peak, but the profiler has seen what it gave and took.
+    # The CPU's allocator keeps no peak, but the profiler sees each allocation and each release.
     events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     sizes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
     return max(itertools.accumulate(sizes), default=0)
@@ -95,7 +95,7 @@ def milliseconds(step: Callable[[], Any], device: str, repeats: int) -> float:
 
 
 def true_gradient(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    """The weight's gradient in float64, of 256 rows at a time."""
+    """The weight's gradient in float64, computed 256 rows at a time."""
     wide, total = weight.double(), torch.zeros_like(weight, dtype=torch.float64)
     for part, labels in zip(x.double().split(256), target.split(256), strict=True):
         d = functional.linear(part, wide).softmax(-1)
@@ -105,7 +105,7 @@ def true_gradient(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
 
 
 def error_of(found: Tensor, expected: Tensor) -> float:
-    """In slabs: a difference in float64 of all of it would be large."""
+    """The relative error, computed in slabs: a whole difference in float64 would be large."""
     pairs = zip(found.split(4096), expected.split(4096), strict=True)
     off = sum(float((f.double() - e).square().sum()) for f, e in pairs)
     return (off**0.5) / float(expected.norm())
@@ -158,10 +158,10 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shapes", nargs="*", help="such as 8192x4096x128256")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--chunks", nargs="*", type=int, default=[0], help="0: ours")
+    parser.add_argument("--chunks", nargs="*", type=int, default=[0], help="0: chosen by opforge")
     parser.add_argument("--repeats", type=int, default=20)
-    parser.add_argument("--json", type=Path, help="write everything there")
-    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    parser.add_argument("--json", type=Path, help="write all results there")
+    parser.add_argument("--commit", help="the measured commit, if git cannot tell")
     options = parser.parse_args()
     rows = [
         row

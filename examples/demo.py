@@ -17,7 +17,9 @@ from opforge.bench import runner as bench
 from opforge.bench import show as times
 from opforge.bench.results import Results
 from opforge.build import arch, compile, toolchain
+from opforge.build.parts import parts_of
 from opforge.build.plan import plan
+from opforge.build.targets import CUDA
 from opforge.check import runner as check
 from opforge.check import show as scores
 from opforge.check.options import Options
@@ -28,8 +30,8 @@ from opforge.report.page import page
 
 console = Console()
 REPORT = Path("report.html")
-OPS = ("scale_bias_relu", "reduce_sum", "rms_norm", "swiglu")  # one of each kind
-TIMED = ("scale_bias_relu", "rms_norm")  # the others take as long again
+OPS = ("scale_bias_relu", "reduce_sum", "rms_norm", "swiglu")  # one op of each kind
+TIMED = ("scale_bias_relu", "rms_norm")  # the others would double the time
 ABOUT = """\
 opforge is for fast custom operators in PyTorch. It has two parts:
 - fused operators (norms, softmax, losses, gates, dropout, rope) that go over
@@ -58,8 +60,9 @@ def build(ops: list[Op]) -> bool:
         return False
     has_gpu = torch.cuda.is_available()
     archs = arch.select()[-1] if has_gpu else "9.0"
-    some = ops if has_gpu else ops[:1]  # without a GPU, one shows that nvcc works
-    compile.build([plan(op, "cuda", archs) for op in some])
+    some = ops if has_gpu else ops[:1]  # without a GPU, one op shows that nvcc works
+    parts = [(op, name) for op in some for name in parts_of(op, CUDA).for_dtype(torch.float32)]
+    compile.build([plan(op, "cuda", archs, name) for op, name in parts])
     names = ", ".join(op.name for op in some)
     console.print(f"CUDA kernels of {names} for {archs}, by nvcc {toolkit.nvcc.version}: ready")
     return True
@@ -100,7 +103,7 @@ def main() -> None:
     if device == "cpu":
         console.print(
             "With a GPU, the same ops run as CUDA kernels, limited by the GPU's memory bandwidth. "
-            "docs/benchmarks.md has the results of an H200; `opforge doctor` says what is missing "
+            "docs/benchmarks.md has the results of an H200; `opforge doctor` lists what is missing "
             "here.",
             highlight=False,
         )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small network made of opforge ops learns to tell points on two spirals apart.
+"""A small network made of opforge ops learns to classify points on two spirals.
 
     python examples/train.py [--compile] [--steps N]
 
-It trains on a GPU where there is one, and says how the same network fares in eager PyTorch.
+It trains on a GPU if there is one. Then it trains the same network in eager PyTorch to compare.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 def spirals(count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Points on two interleaved spirals, and which of them each is on."""
+    """Points on two interleaved spirals, and the spiral of each point."""
     generator = torch.Generator().manual_seed(0)
     angle = torch.rand(count, generator=generator).sqrt() * 3 * math.pi
     label = torch.arange(count) % 2
@@ -44,14 +44,14 @@ def spirals(count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def train(fused: bool, steps: int, device: str, compiled: bool) -> tuple[float, float]:
-    """Returns the final accuracy and the seconds it took."""
+    """Returns the final accuracy and the seconds that training took."""
     torch.manual_seed(0)
     layers = [nn.Linear(2, 128), *[Block(128, fused) for _ in range(4)], nn.Linear(128, 2)]
     model = nn.Sequential(*layers).to(device)
     forward = torch.compile(model, fullgraph=True) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     points, labels = spirals(4096, device)
-    forward(points)  # compiling and building kernels is not training
+    forward(points)  # the time does not include compiling and building kernels
     started = time.perf_counter()
     for step in range(steps):
         loss = nn.functional.cross_entropy(forward(points), labels)

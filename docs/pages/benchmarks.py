@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from opforge.bench.results import OURS, Results
-from opforge.report.markup import number
+from opforge.report.markup import count, number
 from opforge.report.series import believed, contests, grouped, share
 
 from . import gallery, kernels, measured
@@ -37,7 +37,7 @@ _FAR = 0.6  # of the ceiling: lowest shares below this are listed
 
 
 def page(data: Data, pictures: list[gallery.Picture]) -> str:
-    """Everything that is about several ops; tables of shapes are on the pages of ops."""
+    """Everything about more than one op; tables of shapes are on the pages of ops."""
     ours = data.of(data.ops)
     parts = [
         f"# Benchmarks\n\n{GENERATED}",
@@ -69,13 +69,14 @@ def page(data: Data, pictures: list[gallery.Picture]) -> str:
 
 
 def about_summary(data: Data, results: Results) -> str:
-    """What the summary is over."""
+    """Which workloads the summary covers."""
     rows = [r for r in timed(results) if data.is_large(r)]
     dtypes = list(dict.fromkeys(r.dtype for r in rows))
     shapes = {r.shape for r in rows}
     return (
         "Lowest and highest share of the ceiling over all workloads with a tensor of at least "
-        f"{LARGE / 1e6:.0f} MB ({len(shapes)} shapes; {enumerated(dtypes)}). " + left_out(rows)
+        f"{LARGE / 1e6:.0f} MB ({count(len(shapes), 'shape')}; {enumerated(dtypes)}). "
+        + left_out(rows)
     ).strip()
 
 
@@ -110,7 +111,7 @@ def readme_part(data: Data) -> str:
 
 
 def _far(data: Data, results: Results) -> str:
-    """Passes that are slow for the hardware, whoever else is slower."""
+    """Passes that are slow for the hardware, even if the alternatives are slower."""
     rows = [r for r in timed(results) if data.is_large(r) and r.implementation == OURS]
     found = []
     for name, same in grouped(rows, title).items():
@@ -136,14 +137,15 @@ def _host(results: Results) -> str:
 
 
 def _yardsticks(data: Data) -> str:
-    """Ops that opforge has no kernel for: what others reach."""
+    """Ops that opforge has no kernel for, and what others reach."""
     results = data.of(data.yardsticks)
     if not results.rows:
         return ""
     parts = [
         "\n## Yardsticks\n\n",
         prose(
-            "Ops of `benchmarks/ops`. opforge has no kernel for them yet; others reach this.",
+            "These are the ops of `benchmarks/ops`. opforge has no kernel for them yet, so the "
+            "tables show the alternatives alone.",
             about_summary(data, results),
         ),
         summary(data, results),

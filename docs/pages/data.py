@@ -24,8 +24,8 @@ from .text import enumerated
 
 ROOT = Path(__file__).parents[2]
 MEASURED = ROOT / "benchmarks" / "results" / "h200"
-LARGE = 128e6  # bytes of a tensor that no cache holds
-LOSS = 1.02  # our time over the fastest other's: from here on it is a loss
+LARGE = 128e6  # bytes of a tensor that fits into no cache
+LOSS = 1.02  # opforge's time over the fastest alternative's; from here on it is a loss
 EAGER, COMPILED = "eager", "torch.compile"
 
 
@@ -34,7 +34,7 @@ class Data:
     """Everything, read once."""
 
     ops: dict[str, Op]  # the built-in ones
-    yardsticks: dict[str, Op]  # without a kernel of ours: what others reach
+    yardsticks: dict[str, Op]  # without a kernel of opforge; they show what others reach
     results: Results
     reports: list[Report]
 
@@ -55,7 +55,7 @@ def load() -> Data:
     ops = {name: find(name) for name in builtin_names()}
     others = dict.fromkeys(r.op for r in results.rows if r.op not in ops)
     yardsticks = {name: find(str(ROOT / "benchmarks" / "ops" / name)) for name in others}
-    # Files have rows in the order of measuring, pages in that of the records.
+    # Files have rows in the order of measuring, pages in the order of the records.
     every = {**ops, **yardsticks}
     names = list(every)
     results.rows.sort(
@@ -89,14 +89,14 @@ def _meta(dtype: str) -> DeviceMake:
 
 
 def implementations(rows: list[Row]) -> list[str]:
-    """Whose columns a table has: ours, those that everybody has, and the peers."""
+    """The columns of a table: opforge, those that every op has, and the peers."""
     there = {r.implementation for r in rows}
     first = [OURS, COMPILED, EAGER]
     return [n for n in first if n in there] + sorted(there - set(first))
 
 
 def left_out(rows: list[Row]) -> str:
-    """Who was not timed in every dtype, in a sentence: their ranges cover less."""
+    """A sentence with those not timed in every dtype, because their ranges cover less."""
     every = list(dict.fromkeys(r.dtype for r in rows))
     some: dict[tuple[str, ...], list[str]] = {}
     for name in implementations(rows):

@@ -24,7 +24,7 @@ _PANEL = re.compile(
     r'<svg viewBox="0 0 (\d+) (\d+)" role="img"[^>]*><title>(.*?)</title>.*?</svg>', re.DOTALL
 )
 _GAP, _EDGE, _CAPTION, _LEGEND = 28.0, 16.0, 24.0, 30.0
-_LETTER = 7.0  # the mean width of one
+_LETTER = 7.0  # the mean width of a letter
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Panel:
 
 
 def pictures(data: Data) -> list[Picture]:
-    """Those that there is something to draw in."""
+    """All pictures that have something to draw."""
     where = provenance(data.results).partition(",")[0]
     ours = data.of(data.ops)
     made = [
@@ -70,7 +70,7 @@ def pictures(data: Data) -> list[Picture]:
 
 
 def _glance(results: Results, where: str) -> Picture | None:
-    """One bar for each op and pass: its first variant at one shape."""
+    """One bar for each op and pass: its first variant, at one shape."""
     chosen = _only(results, lambda r: r.dtype == DTYPE and r.shape == SHAPE)
     size = " × ".join(map(str, SHAPE))
     panels = []
@@ -86,7 +86,7 @@ def _glance(results: Results, where: str) -> Picture | None:
         least, most = 0.95 * min(0.84, *ratios), 1.08 * max(1.25, *ratios)
         scale = svg.Scale(least, most, 150.0, svg.NARROW - 146, log=True)
         name = f"{direction}, {size}"
-        about, right = "one op a bar", svg.NARROW - 140
+        about, right = "one bar per op", svg.NARROW - 140
         plot = svg.bars([("", bars)], scale, 1.0, name, about, (1.0,), words_at=right, left=22)
         panels += _panels(plot)
     return _picture(
@@ -111,7 +111,7 @@ def _ratio_bar(name: str, contest: series.Contest) -> svg.Bar:
 
 
 def _roofline(data: Data, where: str) -> Picture | None:
-    # Matrix work is a thousand times as intense: beside it all others are one point.
+    # Matrix work is a thousand times as intense; next to it, all other ops are one point.
     chosen = _only(
         data.results, lambda r: r.dtype == DTYPE and data.is_large(r) and r.ceiling != "product"
     )
@@ -149,7 +149,7 @@ def _peers(results: Results, where: str) -> Picture | None:
         "yardsticks",
         "Share of the ceiling, yardsticks",
         "Ops that opforge has no kernel for yet, in bfloat16: the share that others reach.",
-        f"Bars: share of the ceiling that others reach in rms_norm and the like, {DTYPE}, {where}",
+        f"Bars: share of the ceiling that others reach in ops such as rms_norm, {DTYPE}, {where}",
         _panels(speed.shares(chosen, styles)),
         {},
     )
@@ -189,7 +189,7 @@ def _sweep(results: Results, where: str) -> Picture | None:
 
 
 def _only(results: Results, wanted: Callable[[Row], bool]) -> Results:
-    """Rows that are wanted, without those of gradients that are views: there is nothing to time."""
+    """The wanted rows, without gradients that are views, which have nothing to time."""
     rows = [r for r in results.rows if wanted(r) and (r.us is not None or r.error)]
     return Results(rows, {r.run: results.runs[r.run] for r in rows})
 
@@ -259,9 +259,9 @@ def _picture(
 
 
 def _caption(panel: Panel) -> Html:
-    """What a plot shows, without what all of them show."""
+    """The title of a plot, without the words that all plots share."""
     words = panel.title
-    for common in ("Share of the ceiling: ", "The fastest other over ours: "):
+    for common in ("Share of the ceiling: ", "Speed relative to the fastest other: "):
         words = words.removeprefix(common)
     return Html(words.replace(f", {DTYPE}", "").removesuffix(": % of ceiling against n"))
 

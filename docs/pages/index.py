@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lists of ops in the README and in the index of docs, and what the README says of proofs."""
+"""The lists of ops in the README and in the index of docs, and the README's results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .data import ROOT, Data
 from .notes import OTHER_KIND, notes
 from .text import listed, prose, words_only
 
-_WIDTH = 42  # characters of a call; the rest of its arguments are dots
+_WIDTH = 42  # characters of a call; dots replace further arguments
 
 
 def table_of_ops(data: Data) -> str:
@@ -51,7 +51,7 @@ def list_of_ops(data: Data) -> str:
 
 
 def proof(data: Data) -> str:
-    """What is known about the check and the simulator, for the README."""
+    """The results of the check and the simulator, for the README."""
     return prose(
         mutants.sentence(),
         mutants.progress(),

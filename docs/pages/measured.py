@@ -28,7 +28,7 @@ from .text import enumerated, listed, prose, size, table
 NOT_MEASURED = "Not measured yet.\n"
 NO_REASON = "No reason written yet."
 _SHAPE, _DTYPE = (8192, 8192), "bfloat16"  # one workload as an example, if it was measured
-_NEAR_ZERO = 100  # ulps: beyond that it is not a matter of rounding the result
+_NEAR_ZERO = 100  # ulps; larger errors do not come from rounding the result
 _LESS_EXACT = "less exact than opforge check allows"  # begins a note of opforge bench
 
 
@@ -73,7 +73,7 @@ def _one_dtype(rows: list[Row]) -> list[Row]:
 
 
 def accuracy(data: Data, op: Op) -> str:
-    """The largest errors over all shapes, ours and eager's."""
+    """The largest errors over all shapes, of opforge and of eager."""
     rule = prose(
         "Distance from the float64 result, in units in the last place (ulp) of the dtype. "
         "[check.md](../check.md) defines the allowed error."
@@ -161,7 +161,7 @@ def _table(found: list[Contest]) -> str:
 
 
 def _versus(contest: Contest) -> list[str]:
-    """Time of the fastest alternative, its ratio to ours, its name and remarks on it."""
+    """Time of the fastest alternative, its ratio to opforge's, its name and remarks on it."""
     other = contest.other
     assert other is not None
     marks = ["less exact"] if other.note.startswith(_LESS_EXACT) else []
@@ -171,7 +171,7 @@ def _versus(contest: Contest) -> list[str]:
 
 
 def _host(results: Results) -> str:
-    """The CPU time of a call, where the GPU has next to nothing to do."""
+    """The CPU time of a call at a shape where the GPU has almost nothing to do."""
     rows = [r for r in results.rows if r.host_us is not None]
     if not rows:
         return ""

@@ -109,7 +109,7 @@ def progress() -> str:
 
 
 def _in_full(faults: list[dict[str, Any]]) -> str:
-    """What the full check said of the faults that the quick one let pass."""
+    """What the full check says about the faults that the quick check let pass."""
     left = [m for m in faults if m["quick"] == "survived"]
     count = Counter(m.get("full", "not run") for m in left)
     return (

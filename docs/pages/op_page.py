@@ -45,7 +45,7 @@ _SIGN = {PASSED: "✓", NOT_RUN: "not run", NOT_APPLICABLE: "·"}
 
 
 def page(data: Data, op: Op) -> str:
-    """All of it."""
+    """The whole page."""
     function, checks = function_of(op), _checks(data.reports, op.name)
     about, described = _documented(function)
     parts = {
@@ -82,7 +82,7 @@ def _signature(function: Callable[..., Any]) -> str:
 
 
 def _documented(function: Callable[..., Any]) -> tuple[list[str], dict[str, str]]:
-    """The paragraphs of a docstring, and what it says of each argument."""
+    """The paragraphs of a docstring, and its text about each argument."""
     doc = re.sub(r":\w+:`([\w.]+)`", r"`\1`", inspect.getdoc(function) or "").replace("``", "`")
     text, _, arguments = doc.partition("\nArgs:\n")
     described = {
@@ -110,7 +110,7 @@ def _math(op: Op) -> str:
 
 
 def _source(function: Any) -> str:
-    """The source of a function; a name for one that is not written in Python."""
+    """The source of a function, or its name if it is not written in Python."""
     if function is None:
         return "derived from the reference by autograd"
     try:
@@ -219,7 +219,7 @@ def _gradients(op: Op, checks: dict[str, dict[str, Result]]) -> str:
 
 
 def _saved(op: Op) -> tuple[list[str], list[str]]:
-    """Names of the tensors that a backward asks for, and of shapes and numbers."""
+    """The tensors that a backward asks for, and its shapes and numbers, by name."""
     if isinstance(op.backward, Backward):
         asked = [a.name for a in op.kernels[1].args]
     elif op.backward is not None:
@@ -257,7 +257,7 @@ def _rows(checks: dict[str, dict[str, Result]], names: tuple[str, ...]) -> str:
     for name in names:
         found = checks.get(name, {})
         if all(r.outcome == NOT_APPLICABLE for r in found.values()):
-            continue  # without meaning for the op
+            continue  # it does not apply to the op
         marks = [_SIGN.get(found[p].outcome, "✗") if p in found else "" for p in PLACES]
         lines.append([name, *marks, known[name].reason, _notes(found)])
     if not lines:
@@ -272,7 +272,7 @@ def _all_passed(checks: dict[str, dict[str, Result]], names: tuple[str, ...]) ->
 
 
 def _notes(found: dict[str, Result]) -> str:
-    """What rows say of themselves, once each where they say the same."""
+    """The notes of the rows; equal ones appear once."""
     places: dict[str, list[str]] = {}
     for place, result in found.items():
         if result.text:

@@ -28,7 +28,7 @@ explains them.
 
 
 def reports() -> list[results.Report]:
-    """Every report; an op in two of them for one place would count twice."""
+    """Every report. An op in two of them for one place would count twice, so that is an error."""
     files = [f for f in sorted(SCORES.glob("*.json")) if f.name != "baseline.json"]
     found = [results.from_json(json.loads(f.read_text())) for f in files]
     seen: dict[tuple[str, str], str] = {}
@@ -56,7 +56,7 @@ def provenance(found: list[results.Report]) -> str:
 
 
 def not_run(found: list[results.Report]) -> str:
-    """Why rows were not run, once each."""
+    """The reasons why rows were not run, once each."""
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for report in found:
         for op in report.ops:
@@ -68,7 +68,7 @@ def not_run(found: list[results.Report]) -> str:
 
 
 def headers(found: list[results.Report]) -> str:
-    """The lines of opforge's headers that no op's check reaches, of those that ops compile."""
+    """The lines of opforge's headers that ops compile but no op's check reaches."""
     reached: dict[str, set[int]] = {}
     missing: dict[str, set[int]] = {}
     for report in found:
@@ -104,7 +104,7 @@ def wrong_ops() -> str:
 
 
 def caught() -> str:
-    """How many wrong ops each tool rejects, of those that all tools have run on."""
+    """How many wrong ops each tool rejects, among those that all tools have run on."""
     baseline = json.loads((SCORES / "baseline.json").read_text())
     ran = [baseline[name] for name in EXPECTED if name in baseline]
     count = {t: sum(t in found for found in ran) for t in ("opcheck", "gradcheck")}

@@ -18,9 +18,9 @@ from .data import ROOT
 from .text import GENERATED, prose, table
 
 RESULTS = ROOT / "tests" / "sensitivity" / "results.json"
-# Bits that a dtype has: of an error of half an ulp, k is one more at most.
+# Bits of a dtype. For an error of half an ulp, k is at most one more.
 BITS = {"float32": 24, "float16": 11, "bfloat16": 8, "float64": 53}
-LEAST = 10  # results that are named
+LEAST = 10  # results that are listed
 
 
 def page() -> str:

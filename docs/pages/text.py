@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Markdown."""
+"""Helpers that write Markdown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def prose(*sentences: str) -> str:
 def table(
     heads: Sequence[str], lines: Iterable[Sequence[object]], first: int = 1, last: int | None = None
 ) -> str:
-    """A table; the columns from ``first`` up to ``last`` are numbers, which are set right."""
+    """A table; the columns from ``first`` to ``last`` are numbers and aligned to the right."""
     right = range(len(heads))[first:last]
     marks = ["--:" if i in right else "---" for i in range(len(heads))]
     text = [f"| {' | '.join(map(str, row))} |" for row in (heads, *lines)]
@@ -31,7 +31,7 @@ def words_only(heads: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
 
 
 def listed(items: Iterable[str]) -> str:
-    """A list, an item a line."""
+    """A list, with one item per line."""
     return "".join(f"- {item}\n" for item in items)
 
 
@@ -46,7 +46,7 @@ def code(text: str, language: str = "") -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as people say them."""
+    """Bytes in a readable unit."""
     for factor, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if count >= factor:
             return f"{count / factor:.3g} {unit}"
@@ -54,6 +54,6 @@ def size(count: float) -> str:
 
 
 def span(values: Sequence[float]) -> str:
-    """``93 – 105%``, or the one value there is."""
+    """``93 – 105%``, or a single value."""
     low, high = f"{100 * min(values):.0f}", f"{100 * max(values):.0f}"
     return f"{low}%" if low == high else f"{low} – {high}%"
