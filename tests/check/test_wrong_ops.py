@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import PATIENCE
 
 from opforge import discover, testing
@@ -25,9 +26,8 @@ FOLDER = Path(__file__).parents[1] / "wrong_ops"
 sys.path.insert(0, str(FOLDER))
 from expected import EXPECTED  # noqa: E402
 
-# What the first rows find ends the process, and that would be this one; the last measures the
-# memory of the whole process, where other tests have freed some.
-ENDING = ("guard-pages", "far-apart", "empty", "label-out-of-range", "steady-memory")
+# What these rows find ends the process, and that would be this one.
+ENDING = ("guard-pages", "far-apart", "empty", "label-out-of-range")
 
 
 def by_day() -> list[str]:
@@ -83,3 +83,12 @@ def test_the_row_rejects_it_in_this_process(name):
         with pytest.raises(Exception, match=r".") as again:
             exec(result.script, {})
         assert not isinstance(again.value, SyntaxError), result.script
+
+
+def test_a_leak_is_found_in_a_process_that_has_free_memory():
+    *freed, last = [torch.zeros(8192) for _ in range(6000)]
+    del freed  # what lies below `last` stays with the process
+    op = discover.find(str(FOLDER / "keeps_every_result"))
+    (row,) = find(["steady-memory"])
+    assert worker.run(row, Trial(op, Place("cpu"))).outcome == results.FAILED
+    assert last.numel()
