@@ -44,17 +44,17 @@ def sim(
     Exit code: 0 no fault found; 1 a fault was found; 2 it could not run.
     """
     need("opforge sim", "check", "numpy")
-    from opforge.sim import command
-    from opforge.sim.stats import LEGEND
-
-    out = console()
     if asan + race + stats > 1:
         raise typer.BadParameter("choose one of --asan, --race and --stats")
-    records = records_of(ops)
     if stats and seed is not None:
         raise typer.BadParameter(
             "--stats does not depend on the order of threads; leave out --seed"
         )
+    from opforge.sim import command
+    from opforge.sim.stats import LEGEND
+
+    out = console()
+    records = records_of(ops)
     mode: Mode = "asan" if asan else "race" if race or stats else "plain"
     outcomes = command.simulate_all(records, mode, seed, stats)
     for outcome in outcomes:

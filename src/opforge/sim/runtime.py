@@ -143,11 +143,11 @@ def ensure(op: Op, target: str) -> str:
     with _lock:
         if known in _loaded:
             return where
-        if goal.kind == "sim":
-            library()
-        planned = plan(op, target)
+        planned = plan(op, target)  # before the runtime: it may say that the op is not simulated
         if planned.key in _failed:  # the same source would fail again
             raise _failed[planned.key]
+        if goal.kind == "sim":
+            library()
         try:
             made = _built(planned)
         except BuildError as error:
