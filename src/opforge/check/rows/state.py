@@ -80,7 +80,7 @@ def steady_memory(t: Trial) -> None:
 
 
 def _return_free_memory() -> None:
-    """Return free memory to the system: a leak that fits into it would not make the process grow."""
+    """Return free memory to the system. A leak that fits into it would not grow the process."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
     if trim is not None:
         trim(0)
