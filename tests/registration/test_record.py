@@ -15,9 +15,10 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import opforge
 from opforge import discover
-from opforge.build import cache, compile, load, ship
+from opforge.build import cache, compile, load
 from opforge.build.plan import plan
 from opforge.errors import RecordError
+from opforge.ship.folder import to_folder
 
 pytestmark = pytest.mark.usefixtures("cache_dir")
 
@@ -335,7 +336,7 @@ def test_a_wheels_library_that_does_not_fit_is_passed_over(
     folder = write_op(tmp_path / "op", name="passed", cpp="kernel")
     op = discover.find(str(folder))
     (library,) = compile.build([plan(op, "cpu")])
-    (placed,) = ship.to_folder([library], folder / "prebuilt")
+    (placed,) = to_folder([library], folder / "prebuilt")
     manifest = placed.with_suffix(".json")
     manifest.write_text(manifest.read_text().replace('"f16c"', '"no-such-instruction"'))
     assert load.find(op, "cpu").path == library.path

@@ -43,9 +43,11 @@ def build(
     """
     from opforge import settings
     from opforge.build import arch as architectures
-    from opforge.build import compile, ship, toolchain
+    from opforge.build import compile, toolchain
     from opforge.build.plan import plan_all
     from opforge.build.targets import has_sources
+    from opforge.ship.folder import to_folder
+    from opforge.ship.wheel import to_wheel
 
     out = console()
     records = records_of(ops)
@@ -68,9 +70,7 @@ def build(
     started = time.monotonic()
     libraries = compile.build(plans)
     table = plain_table("op", "target", "part", "architectures", "KB", text="library")
-    placed = (
-        ship.to_folder(libraries, output) if output and not wheel else [b.path for b in libraries]
-    )
+    placed = to_folder(libraries, output) if output and not wheel else [b.path for b in libraries]
     for library, path in zip(libraries, placed, strict=True):
         facts = library.manifest
         size = f"{facts['size'] // 1024}"
@@ -84,7 +84,7 @@ def build(
         )
     show_table(out, table)
     if wheel:
-        made = ship.to_wheel(records, libraries, output or Path("dist"))
+        made = to_wheel(records, libraries, output or Path("dist"))
         say(out, f"wheel: {made}")
     count = f"{len(libraries)} librar{'y' if len(libraries) == 1 else 'ies'}"
     say(out, f"{count} in {time.monotonic() - started:.1f} s")

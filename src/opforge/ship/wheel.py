@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prebuilt libraries: into a folder that OPFORGE_PREBUILT accepts, or into a wheel.
+"""Wheels with prebuilt libraries.
 
 A wheel is tagged ``py3-none-<platform>``: its libraries know neither Python nor a torch version,
 only the stable ABI. Built-in ops ship as a wheel of opforge itself; an op folder of your own
@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
-import shutil
 import sysconfig
 import zipfile
-from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -24,20 +21,9 @@ from opforge.build.plan import ABI
 from opforge.discover import BUILTIN_FOLDER
 from opforge.errors import BuildError
 from opforge.op import Op
+from opforge.ship.folder import manifest_of
 
 _SKIP = ("__pycache__", "prebuilt")
-
-
-def to_folder(libraries: Iterable[cache.Library], folder: Path) -> list[Path]:
-    """Copy libraries and their manifests to ``folder``; returns the libraries' paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    placed = []
-    for library in libraries:
-        target = folder / library.path.name
-        shutil.copy2(library.path, target)
-        target.with_suffix(".json").write_text(_manifest(library))
-        placed.append(target)
-    return placed
 
 
 def to_wheel(ops: list[Op], libraries: list[cache.Library], folder: Path) -> Path:
@@ -109,14 +95,8 @@ def _files(root: Path) -> list[Path]:
 
 def _library_files(library: cache.Library, place: str) -> dict[str, bytes]:
     stem = f"{place}/{library.path.stem}"
-    manifest = _manifest(library).encode()
+    manifest = manifest_of(library).encode()
     return {f"{stem}.so": library.path.read_bytes(), f"{stem}.json": manifest}
-
-
-def _manifest(library: cache.Library) -> str:
-    """What goes along with a library; nobody else has the folder that it was built from."""
-    facts = {k: v for k, v in library.manifest.items() if k != cache.SOURCE_FOLDER}
-    return json.dumps(facts, indent=1, sort_keys=True)
 
 
 def _write(

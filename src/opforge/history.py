@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the last check, benchmark and build of an op gave, kept in the cache directory.
+
+``opforge next`` and the builders of wheels read it. It is a help, not a proof: where it cannot be
+written or read, there is no history.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from opforge import discover
+from opforge.build import cache
+from opforge.errors import CacheError
+from opforge.op import Op
+
+
+def keep(op: Op, step: str, facts: dict[str, Any]) -> None:
+    """Remember the result of a step ("check", "bench", …) of an op, in place of the last one."""
+    with contextlib.suppress(OSError, CacheError):
+        file = _file(op)
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        known = _read(file) | {step: {**facts, "digest": discover.digest_of(op), "at": time.time()}}
+        handle, draft = tempfile.mkstemp(dir=file.parent)
+        with os.fdopen(handle, "w") as out:
+            json.dump(known, out)
+        os.replace(draft, file)
+
+
+def last(op: Op, step: str) -> dict[str, Any] | None:
+    """The facts of a step's last result, or None.
+
+    It adds ``current``: whether the op's files are the same as then.
+    """
+    with contextlib.suppress(OSError, CacheError):
+        facts = _read(_file(op)).get(step)
+        if facts is not None:
+            return {**facts, "current": facts["digest"] == discover.digest_of(op)}
+    return None
+
+
+def _file(op: Op) -> Path:
+    folder = hashlib.sha256(os.fsencode(str(op.folder))).hexdigest()[:16]
+    return cache.root() / "history" / f"{op.name}-{folder}.json"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        known = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
