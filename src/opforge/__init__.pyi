@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Made by python -m opforge.stubs: not to be edited.
+# Made by python -m opforge.registration.stubs: not to be edited.
 
 from collections.abc import Sequence
 from typing import Literal, overload

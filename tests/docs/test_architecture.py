@@ -20,7 +20,7 @@ LEVELS = {
     for level, line in enumerate(x for x in PICTURE.splitlines() if "│" not in x)
     for name in re.findall(r"\b[a-z]+(?:/(?=\s)|\.py)|opforge/", line)
 }
-FREE = {"__init__.py", "__main__.py", "pytest_plugin.py", "stubs.py", "__init__.pyi", "py.typed"}
+FREE = {"__init__.py", "__main__.py", "__init__.pyi", "py.typed"}
 
 
 def test_every_file_that_it_names_is_there():

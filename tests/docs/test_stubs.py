@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import opforge
-from opforge import discover, stubs
+from opforge import discover
+from opforge.registration import stubs
 
 RIGHT = """\
 import opforge

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes ``opforge/__init__.pyi``, for editors and type checkers: ``python -m opforge.stubs``.
+"""Writes ``opforge/__init__.pyi``, for editors and type checkers.
+
+    python -m opforge.registration.stubs
 
 ``import opforge`` imports an op when it is first used, which type checkers cannot follow. The file
 is not read at run time.
@@ -20,7 +22,7 @@ import opforge
 from opforge import discover
 
 FILE = Path(opforge.__file__).with_suffix(".pyi")
-COMMAND = "python -m opforge.stubs"
+COMMAND = "python -m opforge.registration.stubs"
 _WIDTH = 100
 
 
