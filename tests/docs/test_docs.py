@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,32 +69,58 @@ def test_every_op_has_a_page() -> None:
         assert "\n## Known losses\n" in text
 
 
-def test_a_new_op_needs_no_edit_outside_its_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    from pages import benchmarks, gallery, index, op_page
-    from pages.data import load
+def test_a_new_op_needs_no_edit_outside_its_folder(tmp_path: Path) -> None:
+    tree = tmp_path / "opforge"
+    for part in ("src", "docs", "benchmarks", "tests"):
+        shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "README.md", tree)
+    _rename_op("relu", "ramp", tree / "src" / "opforge" / "ops")
+    before = _contents(tree / "src")
 
-    folder = tmp_path / "ramp"
-    shutil.copytree(discover.BUILTIN_FOLDER / "relu", folder)
-    (folder / "docs.toml").unlink()
-    for file in (f for f in folder.iterdir() if f.suffix in (".py", ".cu", ".cpp")):
-        file.write_text(
-            file.read_text().replace("relu", "ramp").replace("torch.ramp", "torch.relu")
+    def run(*command: str) -> str:
+        # From within: the op reads the package that it is in, not the one that was installed.
+        environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "COLUMNS": "200"}
+        program = [sys.executable, *command]
+        done = subprocess.run(
+            program, cwd=tree, env=environment, capture_output=True, text=True, timeout=PATIENCE
         )
-    op = discover.find(str(folder))
-    old = load()
-    data = replace(old, ops={**old.ops, "ramp": op})
-    page = op_page.page(data, op)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    assert "\nramp\tramp(Tensor x) -> Tensor y; " in run("-m", "opforge", "list")
+    checked = run("-m", "opforge", "check", "ramp", "--only", "own-cases", "--on", "cpu")
+    assert "1 passed" in checked
+    timed = run("-m", "opforge", "bench", "ramp", "--on", "cpu", "--shapes", "64x64")
+    assert "ramp" in timed
+    run("docs/generate.py")
+    page = (tree / "docs" / "ops" / "ramp.md").read_text()
     assert "\nramp(Tensor x) -> Tensor y" in page
     assert "y = max(x, 0)" in page  # from its docstring
     assert "Not measured yet." in page
     assert "Not checked yet." in page
-    assert "[`ramp(x)`](docs/ops/ramp.md) | y = max(x, 0)" in index.table_of_ops(data)
-    assert "Other: [ramp](ops/ramp.md)" in index.list_of_ops(data)
-    assert "(ops/ramp.md)" in benchmarks.page(data, gallery.pictures(data))
-    assert benchmarks.readme_part(data) == benchmarks.readme_part(old)
+    assert "[`ramp(x)`](docs/ops/ramp.md) | y = max(x, 0)" in (tree / "README.md").read_text()
+    assert "Other: [ramp](ops/ramp.md)" in (tree / "docs" / "README.md").read_text()
+    assert "(ops/ramp.md)" in (tree / "docs" / "benchmarks.md").read_text()
+    run("-m", "opforge.registration.stubs")
+    stubs = tree / "src" / "opforge" / "__init__.pyi"
+    assert "\ndef ramp(x: Tensor) -> Tensor:" in stubs.read_text()
+    assert _contents(tree / "src").items() ^ before.items() <= {
+        (stubs, before[stubs]),
+        (stubs, stubs.read_bytes()),
+    }
+
+
+def _rename_op(old: str, new: str, folder: Path) -> None:
+    """Add a copy of an op, as somebody would who writes a new one."""
+    shutil.copytree(folder / old, folder / new)
+    (folder / new / "docs.toml").unlink()
+    for file in (f for f in (folder / new).iterdir() if f.suffix in (".py", ".cu", ".cpp")):
+        text = file.read_text().replace(old, new)
+        file.write_text(text.replace(f"torch.{new}", f"torch.{old}"))
+
+
+def _contents(folder: Path) -> dict[Path, bytes]:
+    return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"}
 
 
 def test_moved_and_reformatted_kernels_have_not_changed(monkeypatch: pytest.MonkeyPatch) -> None:
