@@ -9,6 +9,7 @@ import subprocess
 from dataclasses import dataclass
 
 import pytest
+from helpers import PATIENCE
 
 from opforge.build import toolchain
 from opforge.build.plan import INCLUDE_DIR
@@ -195,7 +196,7 @@ def errors(header: str, program: str) -> str:
         input=source,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PATIENCE,
         env={**os.environ, "LC_ALL": "C"},  # plain quotation marks
     )
     return done.stderr if done.returncode else ""
