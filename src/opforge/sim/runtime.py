@@ -146,7 +146,7 @@ def ensure(op: Op, target: str) -> str:
         planned = plan(op, target)  # before the runtime: it may say that the op is not simulated
         if planned.key in _failed:  # the same source would fail again
             raise _failed[planned.key]
-        if goal.kind == "sim":
+        if goal.simulated:
             library()
         try:
             made = _built(planned)
