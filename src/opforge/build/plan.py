@@ -28,7 +28,7 @@ ABI = (2, 10)  # the LibTorch stable ABI every library is built for
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 INCLUDE_DIR = Path(__file__).parent.parent / "include"
 REGISTRATION_HEADER = INCLUDE_DIR / "opforge" / "host" / "registration.h"
-COVERAGE_DIR = Path(__file__).parent.parent / "coverage"
+COVERAGE_DIR = Path(__file__).parent.parent / "truth" / "coverage"
 OP_SOURCES, OPFORGE_SOURCES = "/op", "/opforge"  # what their debug information calls the folders
 
 
@@ -217,7 +217,7 @@ def plan_simulator() -> Plan:
     runtime = targets.SIM_DIR / "runtime"
     return _plan_library(
         "simulator",
-        "sim",
+        targets.SIM.name,
         sorted(runtime.glob("*.cpp")),
         (runtime, targets.SIM_INCLUDE_DIR),
         flags=["-g1"],

@@ -17,10 +17,10 @@ import torch
 from opforge import settings
 from opforge.build import cache, compile, targets
 from opforge.build.plan import Plan, plan, plan_simulator
-from opforge.coverage import recorder
 from opforge.errors import BuildError, KernelUnavailable
 from opforge.op import Op
 from opforge.registration.register import BELOW
+from opforge.truth.coverage import recorder
 
 _lock = threading.RLock()
 # (namespace, op, target) -> its definitions, which live as long as the process, and its library

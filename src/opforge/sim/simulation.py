@@ -125,7 +125,7 @@ def active(
         mode: ``"race"`` also finds data races, reads of uninitialized memory, misaligned accesses
             and integer overflow. ``"asan"`` finds out-of-bounds accesses, in a process started with
             AddressSanitizer, as by ``opforge sim --asan``. ``"cover"`` records for
-            :mod:`opforge.coverage` which code ran.
+            :mod:`opforge.truth.coverage` which code ran.
         seed: shuffles the order of threads and blocks. Without a seed they run in order.
         device: the GPU to simulate.
         traffic: count the memory traffic. The context returns a list that gets a :class:`Call` for

@@ -13,8 +13,8 @@ from opforge.check.rows.layouts import poison
 from opforge.check.search import recipe as recipes
 from opforge.check.search import stored
 from opforge.check.search.search import Search
-from opforge.coverage import lines
 from opforge.errors import ToolchainError
+from opforge.truth.coverage import lines
 
 _SHOWN = 12  # stretches of code that a report names
 

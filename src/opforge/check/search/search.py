@@ -18,9 +18,9 @@ from opforge.check.place import Place
 from opforge.check.search.learned import Learned
 from opforge.check.search.mutate import Mutator
 from opforge.check.search.recipe import Recipe, exercise
-from opforge.coverage import lines, recorder
 from opforge.errors import OpforgeError
 from opforge.op import Op
+from opforge.truth.coverage import lines, recorder
 
 _SAMPLE = 1 << 15  # a case with more elements is a large one
 _QUICK, _WORTH = (
