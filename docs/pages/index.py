@@ -9,7 +9,6 @@ from collections import Counter
 
 from opforge.check.place import PLACES
 from opforge.check.results import FAILED, NOT_RUN, PASSED, Report
-from opforge.check.show import PLACE_WORDS
 from opforge.discover import function_of
 from opforge.op import Op
 from opforge.report.series import grouped
@@ -81,6 +80,6 @@ def _passed(reports: list[Report]) -> str:
         found = [r for p in reports for op in p.ops for r in op.results if r.place == place]
         count = Counter(r.outcome for r in found)
         if found:
-            words = f"{PLACE_WORDS[place]} {count[PASSED]} passed, {count[FAILED]} failed"
+            words = f"{PLACES[place].title} {count[PASSED]} passed, {count[FAILED]} failed"
             parts.append(words + (f", {count[NOT_RUN]} not run" if count[NOT_RUN] else ""))
     return f"Rows of the built-in ops: {'; '.join(parts)}."

@@ -12,8 +12,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from opforge.check.place import PLACES
+
 FOLDER = Path(__file__).parents[2] / "tests" / "mutation"
-PLACES = {"cpu": "CPU", "sim": "simulator"}
 TOP = """\
 # Mutants
 
@@ -123,12 +124,12 @@ def _in_full(faults: list[dict[str, Any]]) -> str:
 def page() -> str:
     """Shares, rows, survivors."""
     facts, mutants = _load()
-    places = {PLACES[p]: some for p, some in _grouped(mutants, "place").items()}
+    places = {PLACES[p].title: some for p, some in _grouped(mutants, "place").items()}
     rows = Counter(m["row"].partition(":")[0] for m in mutants if m["quick"] == "killed")
     survivors = [m for m in mutants if m["quick"] == "survived" and m.get("full") != "killed"]
     listed = "".join(
         f"- {'No result changes' if m['harmless'] else 'A fault'}: {m['op']} "
-        f"({PLACES[m['place']]}), {m['file']}:{m['line']}, {m['kind']}: {m['why']}\n"
+        f"({PLACES[m['place']].title}), {m['file']}:{m['line']}, {m['kind']}: {m['why']}\n"
         f"  - `{m['old'].strip()}`\n  - `{m['new'].strip()}`\n"
         for m in sorted(survivors, key=lambda m: (m["harmless"], m["name"]))
     )

@@ -15,7 +15,6 @@ import torch
 from opforge.check.place import PLACES
 from opforge.check.results import NOT_APPLICABLE, NOT_RUN, PASSED, Report, Result
 from opforge.check.row import all_rows
-from opforge.check.show import PLACE_WORDS
 from opforge.discover import function_of
 from opforge.op import Backward, Op
 
@@ -262,7 +261,7 @@ def _rows(checks: dict[str, dict[str, Result]], names: tuple[str, ...]) -> str:
         lines.append([name, *marks, known[name].reason, _notes(found)])
     if not lines:
         return "No row of `opforge check` applies.\n" if checks else "Not checked yet.\n"
-    heads = ["row", *(PLACE_WORDS[p] for p in PLACES), "why it is tested", "notes"]
+    heads = ["row", *(kind.title for kind in PLACES.values()), "why it is tested", "notes"]
     return words_only(heads, lines)
 
 
@@ -277,7 +276,7 @@ def _notes(found: dict[str, Result]) -> str:
     for place, result in found.items():
         if result.text:
             text = result.text.splitlines()[0].replace("|", "\\|")
-            places.setdefault(text, []).append(PLACE_WORDS[place])
+            places.setdefault(text, []).append(PLACES[place].title)
     several = len(places) > 1 or any(len(p) < len(found) for p in places.values())
     return "; ".join(f"{t} ({', '.join(p)})" if several else t for t, p in places.items())
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from opforge.check import results, show
+from opforge.check.place import PLACES
 from opforge.check.row import all_rows
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,7 @@ def provenance(found: list[results.Report]) -> str:
     for report in found:
         facts = report.facts
         places = dict.fromkeys(r.place for op in report.ops for r in op.results)
-        where = ", ".join(show.PLACE_WORDS[p] for p in places)
+        where = ", ".join(PLACES[p].title for p in places)
         ops = ", ".join(op.op for op in report.ops)
         lines.append(
             f"- {where}, {facts['check']} check of {ops}: torch {facts['torch']}, "
@@ -61,7 +62,7 @@ def not_run(found: list[results.Report]) -> str:
     for report in found:
         for op in report.ops:
             for r in op.of(results.NOT_RUN):
-                key = r.row, show.PLACE_WORDS[r.place], r.text.splitlines()[0]
+                key = r.row, PLACES[r.place].title, r.text.splitlines()[0]
                 reasons.setdefault(key, []).append(op.op)
     lines = [f"- {r} ({p}): {why} ({', '.join(ops)})\n" for (r, p, why), ops in reasons.items()]
     return "".join(lines)
@@ -99,7 +100,7 @@ def wrong_ops() -> str:
             marks = ["✓" if tool in baseline[name] else "" for tool in ("opcheck", "gradcheck")]
         else:
             marks = ["not run", "not run"]
-        lines.append(f"| {name} | {row} ({show.PLACE_WORDS[fault.place]}) | {' | '.join(marks)} |")
+        lines.append(f"| {name} | {row} ({PLACES[fault.place].title}) | {' | '.join(marks)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -19,7 +19,7 @@ _LAZY = {
     "Op": "opforge.op",
     "PackageHeaders": "opforge.op",
     "load": "opforge.discover",
-    "launch_config": "opforge.launch",
+    "launch_config": "opforge.profile.launch",
     "nvtx": "opforge.profile.nvtx",
 }
 _MODULES = ("nn", "sim", "testing")

@@ -10,12 +10,12 @@ from opforge import nn as nn
 from opforge import sim as sim
 from opforge import testing as testing
 from opforge.discover import load as load
-from opforge.launch import launch_config as launch_config
 from opforge.op import Backward as Backward
 from opforge.op import Build as Build
 from opforge.op import Make as Make
 from opforge.op import Op as Op
 from opforge.op import PackageHeaders as PackageHeaders
+from opforge.profile.launch import launch_config as launch_config
 from opforge.profile.nvtx import nvtx as nvtx
 
 __version__: str

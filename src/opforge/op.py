@@ -26,6 +26,9 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 DEFAULT_NAMESPACE = "opforge_user"
 
+# What records call the kinds of targets that build/targets.py compiles sources for.
+CPU_KIND, CUDA_KIND, SIM_KIND = "cpu", "cuda", "sim"
+
 MAY_OVERWRITE = "may_overwrite"  # a bool parameter of backwards, see gradient.py
 
 
@@ -119,13 +122,15 @@ class Build:
                     "'units/*.cu' or 'units/*.cpp'"
                 )
         for what, given in (("flags", self.flags), ("libraries", self.libraries)):
-            if unknown := set(given) - {"cpu", "cuda", "sim"}:
+            if unknown := set(given) - {CPU_KIND, CUDA_KIND, SIM_KIND}:
                 raise RecordError(
-                    f"Build has {what} for {unknown.pop()!r}; targets are cpu, cuda and sim"
+                    f"Build has {what} for {unknown.pop()!r}; "
+                    f"targets are {CPU_KIND}, {CUDA_KIND} and {SIM_KIND}"
                 )
-        if unknown := set(self.by_dtype) - {"cpu", "cuda"}:
+        if unknown := set(self.by_dtype) - {CPU_KIND, CUDA_KIND}:
             raise RecordError(
-                f"Build has by_dtype for {unknown.pop()!r}; only cpu and cuda are compiled by dtype"
+                f"Build has by_dtype for {unknown.pop()!r}; "
+                f"only {CPU_KIND} and {CUDA_KIND} are compiled by dtype"
             )
 
 

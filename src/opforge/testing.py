@@ -21,8 +21,8 @@ from opforge.check import runner
 from opforge.check.options import Options
 from opforge.check.place import default_places
 from opforge.check.results import Report
-from opforge.extras import need
 from opforge.op import Op
+from opforge.terminal.extras import need
 
 __all__ = ["Report", "check", "matrix"]
 

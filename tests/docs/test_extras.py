@@ -14,7 +14,8 @@ import pytest
 from helpers import PATIENCE, python
 from packaging.requirements import Requirement
 
-from opforge import extras
+import opforge
+from opforge.terminal import extras
 
 # As if modules were not installed: for import statements, and for importlib.util.find_spec.
 HIDES = """\
@@ -149,7 +150,7 @@ def test_the_extras_are_those_of_the_package() -> None:
 
 def test_every_import_is_of_a_package_that_is_declared() -> None:
     imported: set[str] = set()
-    for file in Path(extras.__file__).parent.rglob("*.py"):
+    for file in Path(opforge.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 imported |= {alias.name.partition(".")[0] for alias in node.names}

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from opforge.extras import need
+from opforge.terminal.extras import need
 from opforge.terminal.options import Ops, records_of
 
 

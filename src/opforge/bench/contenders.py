@@ -11,7 +11,7 @@ import torch
 from opforge.bench.clock import Clock
 from opforge.bench.inputs import InputSet
 from opforge.bench.results import OURS
-from opforge.build.targets import has_sources
+from opforge.build import targets
 from opforge.errors import OpforgeError
 from opforge.op import Op, as_tuple, sum_of_bytes
 from opforge.truth import cases
@@ -31,7 +31,8 @@ def functions(
     assert op.reference is not None
     chosen = [n for n in (EAGER, COMPILED, *op.peers) if wanted is None or n in wanted]
     found: dict[str, Function | Exception | None] = {}
-    if device == "cpu" or has_sources(op, "cuda") or op.composed is not None:
+    target = targets.for_device(device)
+    if target is not None and (target.falls_back or targets.has_kernels(op, target.name)):
         found[OURS] = op
     for name in chosen:
         if name == EAGER:

@@ -41,11 +41,10 @@ def build(
 
     Example: opforge build relu softmax --cuda --arch 9.0
     """
-    from opforge import settings
     from opforge.build import arch as architectures
-    from opforge.build import compile, toolchain
+    from opforge.build import compile
     from opforge.build.plan import plan_all
-    from opforge.build.targets import has_sources
+    from opforge.build.targets import CPU, CUDA, has_sources
     from opforge.ship.folder import to_folder
     from opforge.ship.wheel import to_wheel
 
@@ -53,15 +52,12 @@ def build(
     records = records_of(ops)
     if arch:
         architectures.parse(arch)  # a typo is an error even if nothing is compiled for a GPU
-    targets = [t for t, wished in (("cpu", cpu), ("cuda", cuda)) if wished]
-    if not targets:  # what this machine can build
-        targets = ["cpu"]
+    targets = [t.name for t, wished in ((CPU, cpu), (CUDA, cuda)) if wished]
+    for goal in () if targets else (CPU, CUDA):  # what this machine can build
         try:
-            if settings.cuda_enabled():
-                toolchain.find_cuda()
-                targets.append("cuda")
+            targets += [goal.name] if goal.available() else []
         except OpforgeError as reason:
-            say(out, f"CUDA kernels are left out: {reason}")
+            say(out, f"{goal.language} kernels are left out: {reason}")
     built = [(op, t) for op in records for t in targets if has_sources(op, t)]
     plans = [part for op, t in built for part in plan_all(op, t, arch)]
     if not plans:

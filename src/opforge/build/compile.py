@@ -21,7 +21,7 @@ import ninja
 import torch
 from rich.console import Console
 
-from opforge.build import cache, narrowing, targets
+from opforge.build import cache, narrowing
 from opforge.build.generated import HEADER_NAME, SOURCE_NAME
 from opforge.build.plan import Plan
 from opforge.errors import BuildError, CacheError, OpforgeError
@@ -122,7 +122,7 @@ def _warn_once(text: str) -> None:
 def _prepare(plan: Plan, staged: Path) -> None:
     (staged / HEADER_NAME).write_text(plan.signature)
     (staged / SOURCE_NAME).write_text(plan.registration)
-    if plan.target == "cuda":
+    if plan.stub:
         (staged / "stubs").mkdir()
 
 
@@ -150,8 +150,8 @@ def _ninja_file(missing: list[tuple[Plan, Path]]) -> str:
             edge(f"{n}-r", [], staged, command, f"{what} registration")
             objects.append("r.o")
             ready.append(f"{n}-r")
-        if plan.target == "cuda":
-            stub = ["-shared", "-Wl,-soname,libtorch_cuda.so", "-o", "stubs/libtorch_cuda.so"]
+        if plan.stub:
+            stub = ["-shared", f"-Wl,-soname,{plan.stub}", "-o", f"stubs/{plan.stub}"]
             command = shlex.join([plan.link[0], *stub, "-x", "c", os.devnull])
             edge(f"{n}-stub", [], staged, command, "stub")
             ready.append(f"{n}-stub")
@@ -208,7 +208,7 @@ def _name(plan: Plan) -> str:
 
 def _narrowing(plan: Plan, output: str) -> dict[str, object]:
     """The narrowing conversions that the compiler reports in a build with coverage."""
-    if plan.target not in targets.COVERAGE.values():
+    if plan.goal is None or not plan.goal.covers:
         return {}
     step = re.compile(rf"^\[\d+/\d+\] {re.escape(plan.op)} {plan.target} ")
     said = "".join(part for part in _steps(output) if step.match(part))
@@ -319,12 +319,7 @@ def _try_loading(
 
 
 def _why_untried(plan: Plan) -> str:
-    if plan.target == "cuda" and torch.version.cuda is None:
-        return "not tried: this torch has no CUDA"
-    target = targets.ALL.get(plan.target)
-    if target is not None and not target.for_users:
-        return "not tried: it needs the simulator or a recorder around it"
-    return ""
+    return "" if plan.goal is None else plan.goal.why_untried()
 
 
 def _load_in_child(child: subprocess.Popen[str], paths: list[Path]) -> tuple[int, str]:

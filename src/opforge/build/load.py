@@ -18,10 +18,10 @@ import torch
 from packaging.version import Version
 
 from opforge import discover, settings
-from opforge.build import arch, cache, targets, toolchain
+from opforge.build import cache, targets, toolchain
 from opforge.build.parts import BASE, parts_of
 from opforge.build.plan import ABI, plan, signature_digest, stem
-from opforge.build.targets import has_sources
+from opforge.build.targets import Target, has_sources
 from opforge.errors import CacheError, KernelUnavailable, OpforgeError, ToolchainError
 from opforge.op import Op
 
@@ -48,27 +48,30 @@ def ensure(op: Op, function: str, device_type: str, dtype: torch.dtype | None = 
     ``dtype`` is that of the call which needs it: what is compiled by dtype is built for it now.
     A CUDA tensor is never served by the reference: that raises.
     """
-    if device_type not in ("cpu", "cuda"):
+    goal = targets.for_device(device_type)
+    if goal is None:
         return False
     with _lock:
-        outcome = _attempt(op, device_type, dtype)
-    key, qualified = device_type.upper(), f"{op.namespace}::{function}"
+        outcome = _attempt(op, goal, dtype)
     if isinstance(outcome, cache.Library):
-        if torch._C._dispatch_has_kernel_for_dispatch_key(qualified, key):
+        qualified = f"{op.namespace}::{function}"
+        if torch._C._dispatch_has_kernel_for_dispatch_key(qualified, goal.dispatch_key):
             return True
         outcome = KernelUnavailable(f"{outcome.path} does not implement {function}")
-    if device_type == "cuda":
-        raise KernelUnavailable(f"opforge.{op.name} has no CUDA kernel for this tensor: {outcome}")
-    return False
+    if goal.falls_back:
+        return False
+    raise KernelUnavailable(
+        f"opforge.{op.name} has no {goal.language} kernel for this tensor: {outcome}"
+    )
 
 
-def _attempt(op: Op, target: str, dtype: torch.dtype | None) -> cache.Library | OpforgeError:
+def _attempt(op: Op, goal: Target, dtype: torch.dtype | None) -> cache.Library | OpforgeError:
+    target = goal.name
     known = (op.namespace, op.name, target)
     # Where the kernels of one dtype cannot be had, those of another may be there.
     failed = (*known, dtype if target in op.build.by_dtype else None)
     if known not in _loaded and failed not in _failed:
-        if target == "cuda":
-            _refuse_while_capturing(op)
+        _refuse_while_capturing(op, goal)
         try:
             library = find(op, target, dtype)
             _load(library)
@@ -78,7 +81,7 @@ def _attempt(op: Op, target: str, dtype: torch.dtype | None) -> cache.Library | 
         except (ToolchainError, KernelUnavailable, CacheError) as error:
             # No compiler, no source, no place to build. (A compile error is raised: it is a bug.)
             _failed[failed] = error
-            if target == "cpu" and has_sources(op, target):
+            if goal.falls_back and goal.sources(op):
                 warnings.warn(
                     f"opforge.{op.name} runs through its PyTorch reference on the CPU: {error}",
                     stacklevel=2,
@@ -86,17 +89,13 @@ def _attempt(op: Op, target: str, dtype: torch.dtype | None) -> cache.Library | 
     return _loaded[known] if known in _loaded else _failed[failed]
 
 
-def _refuse_while_capturing(op: Op, part: str = BASE) -> None:
-    if _is_capturing():
+def _refuse_while_capturing(op: Op, goal: Target, part: str = BASE) -> None:
+    if goal.is_capturing():
         what = f"the part of opforge.{op.name} for {part}" if part else f"opforge.{op.name}"
         raise KernelUnavailable(
             f"{what} is not loaded yet, and loading is impossible while a CUDA graph is being "
             "captured: run it once before capturing"
         )
-
-
-def _is_capturing() -> bool:
-    return torch.version.cuda is not None and torch.cuda.is_current_stream_capturing()
 
 
 def _load(library: cache.Library) -> None:
@@ -137,8 +136,7 @@ def _function_of_part(op: Op, target: str, part: str, name: bytes) -> int:
     with _lock:
         opened = _opened.get((*known, part))
         if opened is None:
-            if target == "cuda":
-                _refuse_while_capturing(op, part)
+            _refuse_while_capturing(op, targets.find(target), part)
             if _sources.get(known) not in (None, discover.digest_of(op)):
                 raise KernelUnavailable(
                     f"the sources of {op.name} have changed since it was loaded, and its part for "
@@ -217,8 +215,8 @@ def find_parts(op: Op, target: str, names: Sequence[str]) -> list[cache.Library]
 
 def find_ready(op: Op, target: str, part: str = BASE) -> cache.Library | None:
     """A library that exists already, prebuilt or cached; None if it would have to be built."""
-    if target == "cuda" and not settings.cuda_enabled():
-        raise KernelUnavailable("CUDA is turned off by USE_CUDA=0")
+    if reason := targets.find(target).turned_off():
+        raise KernelUnavailable(reason)
     if (library := find_prebuilt(op, target, part)) is not None:
         return library
     if not has_sources(op, target):
@@ -289,14 +287,9 @@ def check_fits(library: cache.Library) -> None:
         raise KernelUnavailable(
             f"{path} needs CPU instructions that this CPU lacks: {', '.join(sorted(missing))}"
         )
-    if facts["target"] == "cuda" and torch.version.cuda is not None and torch.cuda.is_available():
-        capability = torch.cuda.get_device_capability()
-        if not arch.covers(tuple(facts["archs"]), capability):
-            raise KernelUnavailable(
-                f"{path} is built for {', '.join(facts['archs'])}, but the GPU is "
-                f"{capability[0]}.{capability[1]}; rebuild it with "
-                f"`opforge build {facts['op']} --cuda --arch {capability[0]}.{capability[1]}`"
-            )
+    goal = targets.ALL.get(facts["target"])  # None in a manifest that is not ours
+    if reason := goal.misfit(facts) if goal else "":
+        raise KernelUnavailable(f"{path} {reason}")
 
 
 def _check_is_of(library: cache.Library, op: Op) -> None:

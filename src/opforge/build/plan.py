@@ -28,7 +28,7 @@ ABI = (2, 10)  # the LibTorch stable ABI every library is built for
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 INCLUDE_DIR = Path(__file__).parent.parent / "include"
 REGISTRATION_HEADER = INCLUDE_DIR / "opforge" / "host" / "registration.h"
-COVERAGE_DIR = Path(__file__).parent.parent / "coverage"
+COVERAGE_DIR = Path(__file__).parent.parent / "truth" / "coverage"
 OP_SOURCES, OPFORGE_SOURCES = "/op", "/opforge"  # what their debug information calls the folders
 
 
@@ -50,12 +50,18 @@ class Plan:
     part: str = BASE
     registration: str = ""  # the generated source
     compile_registration: tuple[str, ...] = ()  # followed by: -o OBJECT SOURCE
+    stub: str = ""  # a library that is linked as an empty one
     roots: tuple[Path, ...] = ()  # the folders that the op's own sources and headers are in
 
     @property
     def folder(self) -> Path:
         """Where the op is, or the library of opforge's own."""
         return self.roots[0] if self.roots else self.sources[0].parent
+
+    @property
+    def goal(self) -> targets.Target | None:
+        """What it is built for; None for some libraries of opforge's own."""
+        return targets.ALL.get(self.target)
 
     @functools.cached_property
     def key(self) -> str:
@@ -172,6 +178,7 @@ def plan(op: Op, target: str, archs: str | None = None, part: str = BASE) -> Pla
             *(tools.linker.path, "-c", "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden"),
             *(f"-I{INCLUDE_DIR}", "-isystem", str(_torch_dir() / "include")),
         ),
+        stub=tools.stub,
         roots=(op.folder, INCLUDE_DIR),
     )
 
@@ -210,7 +217,7 @@ def plan_simulator() -> Plan:
     runtime = targets.SIM_DIR / "runtime"
     return _plan_library(
         "simulator",
-        "sim",
+        targets.SIM.name,
         sorted(runtime.glob("*.cpp")),
         (runtime, targets.SIM_INCLUDE_DIR),
         flags=["-g1"],

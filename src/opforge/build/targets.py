@@ -9,14 +9,18 @@ CPU (``sim``), plain, with callbacks at every access (``sim-race``), with Addres
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
 
 from opforge import settings
 from opforge.build import arch, narrowing, toolchain, unsupported
 from opforge.build.toolchain import Compiler
 from opforge.errors import RecordError, ToolchainError
-from opforge.op import Op, files_of
+from opforge.op import CPU_KIND, CUDA_KIND, SIM_KIND, Op, files_of
 
 SIM_DIR = Path(__file__).parent.parent / "sim"
 SIM_INCLUDE_DIR = SIM_DIR / "include"
@@ -43,6 +47,7 @@ class Tools:
     flags: list[str]
     linker: Compiler
     libraries: list[str]
+    stub: str = ""  # a library that may be missing here, and is linked as an empty one
     folders: list[Path] = field(default_factory=list)  # headers that come before opforge's own
     archs: tuple[str, ...] = ()
     cpu_flags: tuple[str, ...] = ()  # what the CPU must have to run it
@@ -53,15 +58,39 @@ class Tools:
 
 @dataclass(frozen=True)
 class Target:
-    """One target. ``kind`` is what a record calls its group: cpu, cuda or sim."""
+    """One target. A class is a kind, as a record calls it: cpu, cuda or sim.
 
-    name: str
-    kind: str
-    language: str  # in messages
-    pattern: str  # of source files
-    dispatch_key: str = "CPU"
-    for_users: bool = True  # what checks alone run has a namespace of its own
-    covers: bool = False  # it tells which code ran
+    The modes of a kind are those of ``opforge.sim.active``; the CPU has only "plain" and "cover".
+    """
+
+    kind: ClassVar[str]
+    language: ClassVar[str]  # in messages
+    pattern: ClassVar[str]  # of source files
+    device: ClassVar[str] = "cpu"  # of the tensors that its kernels take
+    simulated: ClassVar[bool] = False  # it needs the simulator's runtime
+    falls_back: ClassVar[bool] = False  # where there is no library, the reference serves
+
+    mode: str = "plain"
+
+    @property
+    def name(self) -> str:
+        """Its name on command lines, in files and in messages."""
+        return self.kind if self.mode == "plain" else f"{self.kind}-{self.mode}"
+
+    @property
+    def for_users(self) -> bool:
+        """Whether calls of users run it. What checks alone run has a namespace of its own."""
+        return self.mode == "plain" and not self.simulated
+
+    @property
+    def covers(self) -> bool:
+        """Whether it tells which code ran."""
+        return self.mode == "cover"
+
+    @property
+    def dispatch_key(self) -> str:
+        """The key that torch dispatches to its kernels by."""
+        return self.device.upper()
 
     def sources(self, op: Op) -> tuple[Path, ...]:
         """The op's source files for this target, also those in subfolders."""
@@ -75,14 +104,37 @@ class Target:
         """The compiler and its flags on this machine; raises where something is missing."""
         raise NotImplementedError
 
+    def turned_off(self) -> str:
+        """The reason why its kernels must not be used, or ""."""
+        return ""
+
+    def available(self) -> bool:
+        """Whether to build it here unasked. Raises ToolchainError if its toolkit is missing."""
+        return self.for_users
+
+    def is_capturing(self) -> bool:
+        """Whether a graph is being captured, so that no library can be loaded."""
+        return False
+
+    def misfit(self, facts: Mapping[str, Any]) -> str:
+        """The reason why this machine cannot run a library with this manifest, or ""."""
+        return ""
+
+    def why_untried(self) -> str:
+        """The reason why a new library is not loaded once to try it, or ""."""
+        return "" if self.for_users else "not tried: it needs the simulator or a recorder around it"
+
 
 class _Cpu(Target):
+    kind, language, pattern = CPU_KIND, "CPU", "*.cpp"
+    falls_back = True
+
     def tools(self, op: Op, archs: str | None) -> Tools:
         cxx = toolchain.find_cxx()
         level = toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
         flags = ["-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *level]
         if self.covers:
-            flags += coverage_flags(cxx)
+            flags += _coverage_flags(cxx)
         else:
             flags += ["-g", "-O0"] if settings.debug() else ["-O2", "-DNDEBUG"]
         needed = ("avx2", "fma", "f16c", "bmi2") if level else ()
@@ -90,9 +142,12 @@ class _Cpu(Target):
 
 
 class _Cuda(Target):
+    kind, language, pattern = CUDA_KIND, "CUDA", "*.cu"
+    device = "cuda"
+
     def tools(self, op: Op, archs: str | None) -> Tools:
-        if not settings.cuda_enabled():
-            raise ToolchainError("CUDA is turned off by USE_CUDA=0")
+        if reason := self.turned_off():
+            raise ToolchainError(reason)
         cxx, toolkit = toolchain.find_cxx(), toolchain.find_cuda()
         chosen = arch.with_needed(arch.select(archs), op.build.archs)
         flags = ["-DUSE_CUDA", "-ccbin", cxx.path, "-Xcompiler=-fPIC,-fvisibility=hidden"]
@@ -107,37 +162,99 @@ class _Cuda(Target):
             flags,
             cxx,
             [*libraries, f"-l:{runtime.name}"],
+            stub="libtorch_cuda.so",
             archs=chosen,
             identity={"host compiler": cxx.identity},
             warning=toolchain.check_pair(toolkit, cxx),
             memory_per_job=2 << 30,
         )
 
+    def turned_off(self) -> str:
+        return "" if settings.cuda_enabled() else "CUDA is turned off by USE_CUDA=0"
+
+    def available(self) -> bool:
+        return settings.cuda_enabled() and bool(toolchain.find_cuda())
+
+    def is_capturing(self) -> bool:
+        return torch.version.cuda is not None and torch.cuda.is_current_stream_capturing()
+
+    def misfit(self, facts: Mapping[str, Any]) -> str:
+        if torch.version.cuda is None or not torch.cuda.is_available():
+            return ""
+        capability = torch.cuda.get_device_capability()
+        if arch.covers(tuple(facts["archs"]), capability):
+            return ""
+        gpu = f"{capability[0]}.{capability[1]}"
+        return (
+            f"is built for {', '.join(facts['archs'])}, but the GPU is {gpu}; rebuild it with "
+            f"`opforge build {facts['op']} --cuda --arch {gpu}`"
+        )
+
+    def why_untried(self) -> str:
+        return "" if torch.version.cuda is not None else "not tried: this torch has no CUDA"
+
 
 class _Sim(Target):
+    """The CUDA sources compiled for the CPU, for the simulator. Other modes are subclasses."""
+
+    kind, language, pattern = SIM_KIND, "CUDA", "*.cu"
+    simulated = True
+    libraries: ClassVar[tuple[str, ...]] = ()  # more for the linker
+
     def tools(self, op: Op, archs: str | None) -> Tools:
         unsupported.check_op(op)
         cxx = toolchain.find_cxx()
-        flags = ["-DUSE_CUDA", "-DOPFORGE_SIM", "-fvisibility=hidden", *sim_flags(cxx, self.name)]
+        flags = ["-DUSE_CUDA", "-DOPFORGE_SIM", "-fvisibility=hidden"]
+        flags += [*_sim_flags(), *self.mode_flags(cxx)]
         # Two thirds of a library are line numbers.
-        libraries = ["-ltorch_cpu", "-Wl,--compress-debug-sections=zlib"]
-        if self.name == "sim-race":  # the simulator wants to see these, too
-            libraries += [f"-Wl,--wrap={name}" for name in _COPIES]
+        libraries = ["-ltorch_cpu", "-Wl,--compress-debug-sections=zlib", *self.libraries]
         flags += ["-x", "c++"]  # for a .cu, too
         return Tools(cxx, flags, cxx, libraries, folders=[SIM_INCLUDE_DIR])
 
+    def mode_flags(self, cxx: Compiler) -> list[str]:
+        """The flags of this mode: those of the optimiser, and of detectors."""
+        # -O2 would take half as long again to compile and save little in a run.
+        return ["-O0"] if settings.debug() else ["-O1"]
 
-CPU = _Cpu("cpu", "cpu", "CPU", "*.cpp")
-CUDA = _Cuda("cuda", "cuda", "CUDA", "*.cu", dispatch_key="CUDA")
-CPU_COVER = _Cpu("cpu-cover", "cpu", "CPU", "*.cpp", for_users=False, covers=True)
-SIM, SIM_RACE, SIM_ASAN = (
-    _Sim(name, "sim", "CUDA", "*.cu", for_users=False) for name in ("sim", "sim-race", "sim-asan")
-)
-SIM_COVER = _Sim("sim-cover", "sim", "CUDA", "*.cu", for_users=False, covers=True)
-ALL = {t.name: t for t in (CPU, CUDA, SIM, SIM_RACE, SIM_ASAN, SIM_COVER, CPU_COVER)}
-KINDS = ("cpu", "cuda", "sim")
+
+class _SimRace(_Sim):
+    libraries = tuple(f"-Wl,--wrap={name}" for name in _COPIES)  # the simulator sees these, too
+
+    def mode_flags(self, cxx: Compiler) -> list[str]:
+        # The calls that sanitizers insert go to the simulator's own functions.
+        flags = ["-fsanitize=thread,alignment,signed-integer-overflow", "-O1"]
+        if cxx.family == "clang":
+            return [*flags, "-mllvm", "-tsan-instrument-func-entry-exit=0"]
+        return [
+            *flags,
+            "--param=tsan-instrument-func-entry-exit=0",
+            "-fno-tree-sra",  # it would take vector accesses apart
+            # Expanded in place they would come by no callback; see also the linker's flags.
+            *(f"-fno-builtin-{name}" for name in _COPIES),
+        ]
+
+
+class _SimAsan(_Sim):
+    def mode_flags(self, cxx: Compiler) -> list[str]:
+        flags = ["-fsanitize=address", "-fsanitize-recover=address", "-fno-omit-frame-pointer"]
+        # Checks by calls: two thirds of the time to compile.
+        threshold = "asan-instrumentation-with-call-threshold=0"
+        flags += ["-mllvm", f"-{threshold}"] if cxx.family == "clang" else [f"--param={threshold}"]
+        return [*flags, "-O1"]
+
+
+class _SimCover(_Sim):
+    def mode_flags(self, cxx: Compiler) -> list[str]:
+        return _coverage_flags(cxx)
+
+
+CPU, CPU_COVER = _Cpu(), _Cpu("cover")
+CUDA = _Cuda()
+SIM, SIM_RACE, SIM_ASAN, SIM_COVER = _Sim(), _SimRace("race"), _SimAsan("asan"), _SimCover("cover")
+ALL: dict[str, Target] = {
+    t.name: t for t in (CPU, CUDA, SIM, SIM_RACE, SIM_ASAN, SIM_COVER, CPU_COVER)
+}
 FOR_USERS = tuple(t.name for t in ALL.values() if t.for_users)
-COVERAGE = {t.kind: t.name for t in ALL.values() if t.covers}  # by place
 
 
 def find(name: str) -> Target:
@@ -147,20 +264,35 @@ def find(name: str) -> Target:
     return ALL[name]
 
 
+def modes(kind: str) -> dict[str, Target]:
+    """The targets of a kind by their modes."""
+    return {t.mode: t for t in ALL.values() if t.kind == kind}
+
+
+def for_device(device_type: str) -> Target | None:
+    """The target whose kernels a call with tensors on such a device runs, or None."""
+    return next((t for t in ALL.values() if t.for_users and t.device == device_type), None)
+
+
 def has_sources(op: Op, target: str) -> bool:
     """Whether the op's folder has something to compile for this target."""
     return bool(find(target).sources(op))
 
 
-def coverage_flags(cxx: Compiler) -> list[str]:
+def has_kernels(op: Op, target: str) -> bool:
+    """Whether the op runs kernels of this target: its own, or those of ops it is composed of."""
+    return op.composed is not None or has_sources(op, target)
+
+
+def _coverage_flags(cxx: Compiler) -> list[str]:
     """The flags for a build that records which code ran."""
     return [*_COVERAGE_FLAGS, narrowing.FLAGS[cxx.family]]
 
 
-def sim_flags(cxx: Compiler, name: str) -> list[str]:
-    """The flags that compile the CUDA sources for one of the simulator's targets."""
+def _sim_flags() -> list[str]:
+    """The flags that compile CUDA sources for the CPU, in every mode."""
     level = toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
-    flags = [
+    return [
         "-fPIC",
         *level,
         # Products and sums are rounded one by one, as the source says. (nvcc contracts by default.)
@@ -172,30 +304,4 @@ def sim_flags(cxx: Compiler, name: str) -> list[str]:
         "-Wno-format",  # printf("%d", threadIdx.x)
         "-Wno-unknown-pragmas",  # unroll
         "-g" if settings.debug() else "-g1",
-    ]
-    if name == "sim-race":
-        return flags + _race_flags(cxx)
-    if name == "sim-asan":
-        flags += ["-fsanitize=address", "-fsanitize-recover=address", "-fno-omit-frame-pointer"]
-        # Checks by calls: two thirds of the time to compile.
-        threshold = "asan-instrumentation-with-call-threshold=0"
-        flags += ["-mllvm", f"-{threshold}"] if cxx.family == "clang" else [f"--param={threshold}"]
-        return [*flags, "-O1"]
-    if name == "sim-cover":
-        return flags + coverage_flags(cxx)
-    # -O2 would take half as long again to compile and save little in a run.
-    return flags + (["-O0"] if settings.debug() else ["-O1"])
-
-
-def _race_flags(cxx: Compiler) -> list[str]:
-    """Flags with which the calls that sanitizers insert go to the simulator's own functions."""
-    flags = ["-fsanitize=thread,alignment,signed-integer-overflow", "-O1"]
-    if cxx.family == "clang":
-        return [*flags, "-mllvm", "-tsan-instrument-func-entry-exit=0"]
-    return [
-        *flags,
-        "--param=tsan-instrument-func-entry-exit=0",
-        "-fno-tree-sra",  # it would take vector accesses apart
-        # Expanded in place they would come by no callback; see also the linker's flags.
-        *(f"-fno-builtin-{name}" for name in _COPIES),
     ]

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from opforge.extras import need
+from opforge.terminal.extras import need
 from opforge.terminal.options import Ops, records_of
 from opforge.terminal.output import console, must_be_writable, plain_table, show_table
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from opforge.build.targets import has_sources
+from opforge.build.targets import has_kernels
 from opforge.check import row as rows
-from opforge.check.place import PLACES, default_places
+from opforge.check.place import CPU, CUDA, PLACES, default_places
 from opforge.errors import OpforgeError
 from opforge.op import Op
 
@@ -46,11 +46,9 @@ class Options:
         GPU are listed even if there is none, so that the report shows them as not run.
         """
         chosen = rows.find(list(self.only))
-        if not self.on and not has_sources(op, "cuda") and op.composed is None:
-            return [(r.name, "cpu") for r in chosen if rows.applies_at(r, "cpu")]
+        if not self.on and not has_kernels(op, CUDA.target.name):
+            return [(r.name, CPU.name) for r in chosen if rows.applies_at(r, CPU.name)]
         todo = [(r.name, p) for p in self.places for r in chosen if rows.applies_at(r, p)]
-        if not self.on:
-            todo += [
-                (r.name, "cuda") for r in chosen if r.letters == "g" and "cuda" not in self.places
-            ]
+        if not self.on and CUDA.name not in self.places:
+            todo += [(r.name, CUDA.name) for r in chosen if r.letters == CUDA.letter]
         return todo

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from opforge.check import situation
-from opforge.check.place import LETTERS, Place
+from opforge.check.place import PLACES, Place
 from opforge.check.situation import Situation, TooLarge
 from opforge.errors import OpforgeError, RecordError
 from opforge.op import Op
@@ -77,6 +77,11 @@ class Trial:
     coverage: dict[str, Any] = field(default_factory=dict)  # the share of code that was reached
 
     @property
+    def hurried(self) -> bool:
+        """Whether to try less: a quick check in the simulator, where everything takes long."""
+        return self.place.simulated and not self.full
+
+    @property
     def every_dtype(self) -> tuple[torch.dtype, ...]:
         """All dtypes to make cases in: the floating point ones if the op takes any."""
         return tuple(d for d in self.op.dtypes if d.is_floating_point) or self.op.dtypes
@@ -99,7 +104,7 @@ class Trial:
         Rows resize and change these cases. A quick check takes three of them, or two in the
         simulator.
         """
-        most = 2 if self.place.name == "sim" else 3
+        most = self.place.kind.kinds_of_cases
         for one in self.dtypes if dtype is None else (dtype,):
             found: dict[str, Situation] = {}
             for s in situation.own(self.op, self.place, one, self.seed):
@@ -243,4 +248,4 @@ def find(names: list[str]) -> list[Row]:
 
 def applies_at(row: Row, place: str) -> bool:
     """Whether a row runs at a place."""
-    return LETTERS[place] in row.letters
+    return PLACES[place].letter in row.letters

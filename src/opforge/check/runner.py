@@ -13,10 +13,10 @@ from rich.console import Console
 
 import opforge
 from opforge import settings
-from opforge.build import compile, load, targets
+from opforge.build import compile, load
 from opforge.build.parts import parts_of
 from opforge.build.plan import Plan, plan, plan_recorder, plan_simulator
-from opforge.build.targets import COVERAGE, has_sources
+from opforge.build.targets import SIM, SIM_RACE
 from opforge.check import lanes
 from opforge.check import row as rows
 from opforge.check.lanes import Task
@@ -26,7 +26,6 @@ from opforge.check.results import FAILED, NO_MEMORY, NOT_RUN, OpReport, Report, 
 from opforge.discover import where
 from opforge.errors import BuildError, KernelUnavailable, OpforgeError, ToolchainError
 from opforge.op import Op
-from opforge.sim import simulation
 from opforge.terminal.progress import bar
 
 _NEED_COVERAGE, _NEED_RACE = ("coverage", "found-cases", "narrowing"), ("sanitizer",)
@@ -111,8 +110,8 @@ def _run(tasks: list[Task], options: Options, keep: lanes.Keep) -> None:
     many = options.jobs > 1  # otherwise the rows of a GPU run one by one anyway
     apart = {r.name for r in rows.all_rows() if r.alone and many}
     alone = [t for t in tasks if t.row in apart]
-    gpu = [t for t in tasks if t.row not in apart and t.place == "cuda"]
-    host = [t for t in tasks if t.row not in apart and t.place != "cuda"]
+    gpu = [t for t in tasks if t.row not in apart and PLACES[t.place].on_gpu]
+    host = [t for t in tasks if t.row not in apart and not PLACES[t.place].on_gpu]
 
     def sort(task: Task, result: Result) -> None:
         if many and result.text.startswith(NO_MEMORY):  # other rows may have used it
@@ -167,20 +166,20 @@ def build(ops: list[Op], options: Options) -> dict[Op, dict[str, str]]:
 
 def _plans(op: Op, place: str, todo: set[str]) -> list[Plan]:
     plans: list[Plan] = []
+    kind = PLACES[place]
     if Place(place).missing(op):
         return plans
     # If something is missing, such as a compiler, the rows report it.
     with contextlib.suppress(ToolchainError, KernelUnavailable):
-        if place != "sim":
-            if has_sources(op, place):
-                names = [p.name for p in parts_of(op, targets.find(place)).all]
-                missing = [n for n in names if load.find_ready(op, place, n) is None]
-                plans += [plan(op, place, part=n) for n in missing]
-        else:
-            modes = ("plain", "race") if todo & set(_NEED_RACE) else ("plain",)
-            wanted = [simulation.TARGETS[mode] for mode in modes]
-            plans += [plan(op, t) for t in wanted if has_sources(op, t)]
+        if kind.target.simulated:
+            wanted = (SIM, SIM_RACE) if todo & set(_NEED_RACE) else (SIM,)
+            plans += [plan(op, t.name) for t in wanted if t.sources(op)]
             plans.append(plan_simulator())
-        if todo & set(_NEED_COVERAGE) and place in COVERAGE and has_sources(op, COVERAGE[place]):
-            plans += [plan_recorder(), plan(op, COVERAGE[place])]
+        elif kind.target.sources(op):
+            name = kind.target.name
+            parts = [p.name for p in parts_of(op, kind.target).all]
+            missing = [p for p in parts if load.find_ready(op, name, p) is None]
+            plans += [plan(op, name, part=p) for p in missing]
+        if todo & set(_NEED_COVERAGE) and kind.coverage and kind.coverage.sources(op):
+            plans += [plan_recorder(), plan(op, kind.coverage.name)]
     return plans

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from opforge.check.place import LETTERS, PLACES
+from opforge.check.place import PLACES
 from opforge.check.results import FAILED, NOT_APPLICABLE, NOT_RUN, PASSED, OpReport, Report, Result
 from opforge.check.row import Row, all_rows
 from opforge.terminal.output import say, show_table
@@ -20,7 +20,6 @@ from opforge.truth.compare import in_ulps
 _MARK = {PASSED: "[green]✓[/]", FAILED: "[red]✗[/]", NOT_RUN: "[yellow]–[/]", NOT_APPLICABLE: "·"}
 _SIGN = {PASSED: "✓", FAILED: "✗", NOT_RUN: "–", NOT_APPLICABLE: "·"}
 _ALL_DIGITS = 2.0**24  # ulps of float32 in a value: such an error is as large as the value
-PLACE_WORDS = {"cpu": "CPU", "sim": "simulator", "cuda": "GPU"}
 
 
 def on_console(report: Report, out: Console) -> None:
@@ -45,12 +44,12 @@ def _one_op(op: OpReport, out: Console) -> None:
         if not result.cause:
             _failure(op, result, out)
     for cause in dict.fromkeys(r.cause for r in op.of(FAILED) if r.cause):
-        names = [f"{r.row} ({PLACE_WORDS[r.place]})" for r in op.of(FAILED) if r.cause == cause]
+        names = [f"{r.row} ({PLACES[r.place].title})" for r in op.of(FAILED) if r.cause == cause]
         text = f"these rows failed as well, probably because of the same fault as {cause}: "
         out.print(f"[red]{text}[/]{', '.join(names)}\n", highlight=False)
     places = [p for p in PLACES if any(r.place == p for r in op.results)]
     table = Table(box=None, pad_edge=False)
-    for head in ("", "row", *[PLACE_WORDS[p] for p in places]):
+    for head in ("", "row", *[PLACES[p].title for p in places]):
         table.add_column(head, no_wrap=True)
     table.add_column("")
     for row, found in _by_row(op):
@@ -59,7 +58,7 @@ def _one_op(op: OpReport, out: Console) -> None:
     show_table(out, table)
     for text in _accuracy(op):
         say(out, text)
-    kernels = "; ".join(f"{PLACE_WORDS[p]}: {op.kernels[p]}" for p in places if p in op.kernels)
+    kernels = "; ".join(f"{PLACES[p].title}: {op.kernels[p]}" for p in places if p in op.kernels)
     passed, ran = op.stars()
     colour = "red" if op.of(FAILED) else "green"
     say(out, f"checked {kernels}")
@@ -71,7 +70,7 @@ def _one_op(op: OpReport, out: Console) -> None:
 
 def _failure(op: OpReport, result: Result, out: Console) -> None:
     row = _row(result.row)
-    where = PLACE_WORDS[result.place]
+    where = PLACES[result.place].title
     out.print(f"[bold red]✗ {op.op}, {row.label}, {where}[/]", highlight=False)
     out.print(f"  [dim]{escape(row.reason)}[/]", highlight=False)
     say(out, textwrap.indent(result.text, "  "))
@@ -114,7 +113,7 @@ def _accuracy(op: OpReport) -> list[str]:
                     e = r.errors[what]
                     if e["max"] > _ALL_DIGITS:
                         lines.append(
-                            f"{PLACE_WORDS[place]} {what}: errors in ulps mean nothing here: "
+                            f"{PLACES[place].title} {what}: errors in ulps mean nothing here: "
                             "some true values are 0 except for rounding"
                         )
                         continue
@@ -122,7 +121,7 @@ def _accuracy(op: OpReport) -> list[str]:
                         in_ulps(e[k]) for k in ("max", "rms", "torch_max", "torch_rms")
                     )
                     lines.append(
-                        f"{PLACE_WORDS[place]} {what}: at most {ours} ulp from the truth, "
+                        f"{PLACES[place].title} {what}: at most {ours} ulp from the truth, "
                         f"rms {rms} (PyTorch: {torchs}, {torchs_rms})"
                     )
     return lines
@@ -145,7 +144,7 @@ def score_table(reports: list[Report]) -> str:
         cells = []
         for found in ops.values():
             signs = [
-                f"{LETTERS[p]}{_SIGN[found[row.name, p].outcome]}"
+                f"{PLACES[p].letter}{_SIGN[found[row.name, p].outcome]}"
                 for p in places
                 if (row.name, p) in found
             ]
@@ -167,7 +166,7 @@ def summary_table(reports: list[Report]) -> str:
                 for op in report.ops:
                     results = [r for r in op.results if op.op == name and r.place == place]
                     if results:
-                        start = f"| {name} | {PLACE_WORDS[place]} | {report.facts['check']} |"
+                        start = f"| {name} | {PLACES[place].title} | {report.facts['check']} |"
                         lines.append(f"{start} {_counts(results)} | {_coverage(results)} |")
     return "\n".join(lines) + "\n"
 
@@ -193,7 +192,7 @@ def totals_table(reports: list[Report]) -> str:
                 results += here
                 checks += [report.facts["check"]] if here else []
         if checks:
-            start = f"| {PLACE_WORDS[place]} | {len(checks)} | {checks.count('full')} |"
+            start = f"| {PLACES[place].title} | {len(checks)} | {checks.count('full')} |"
             lines.append(f"{start} {_counts(results)} |")
     return "\n".join(lines) + "\n"
 
@@ -232,7 +231,7 @@ def as_html(report: Report) -> str:
         if op.impossible:
             body.append(f"<p class=failed>could not be checked: {html.escape(op.impossible)}</p>")
             continue
-        ran = "; ".join(f"{PLACE_WORDS[p]}: {k}" for p, k in op.kernels.items())
+        ran = "; ".join(f"{PLACES[p].title}: {k}" for p, k in op.kernels.items())
         body.append(f"<p><b>{op.count()}</b>. {html.escape(ran)}.</p>")
         body += [f"<p>{html.escape(text)}</p>" for text in _accuracy(op)]
         body.append(_html_table(op))
@@ -246,7 +245,7 @@ def as_html(report: Report) -> str:
 
 def _html_table(op: OpReport) -> str:
     places = [p for p in PLACES if any(r.place == p for r in op.results)]
-    heads = "".join(f"<th>{PLACE_WORDS[p]}</th>" for p in places)
+    heads = "".join(f"<th>{PLACES[p].title}</th>" for p in places)
     lines = [f"<table><tr><th></th><th>row</th>{heads}<th></th></tr>"]
     for row, found in _by_row(op):
         cells = "".join(_html_cell(found.get(p)) for p in places)
@@ -271,7 +270,7 @@ def _html_cell(result: Result | None) -> str:
 def _html_failure(result: Result) -> str:
     first, *_ = result.text.splitlines() or [""]
     return (
-        f"<details><summary>{html.escape(f'{PLACE_WORDS[result.place]}: {first}')}</summary>"
+        f"<details><summary>{html.escape(f'{PLACES[result.place].title}: {first}')}</summary>"
         f"<pre>{html.escape(result.text)}</pre><p>To reproduce it:</p>"
         f"<pre>{html.escape(result.script)}</pre></details>"
     )

@@ -56,7 +56,7 @@ def main() -> None:
             (row,) = find([name])
             trial = Trial(op, Place(place), job["seed"], job["full"], job["sanitize"])
             result = run(row, trial)
-            lost = _lost_gpu(place)
+            lost = _lost_gpu(trial.place)
             if lost and result.outcome == PASSED:  # CUDA reports errors of kernels late
                 result.outcome, result.text = FAILED, lost
             _say(out, result=asdict(result), kernel=_kernel(trial), last=bool(lost))
@@ -64,9 +64,9 @@ def main() -> None:
                 return
 
 
-def _lost_gpu(place: str) -> str:
+def _lost_gpu(place: Place) -> str:
     """The error that a kernel left in the GPU context, after which nothing works, or ""."""
-    if place != "cuda" or not torch.cuda.is_initialized():
+    if not place.kind.on_gpu or not torch.cuda.is_initialized():
         return ""
     try:
         torch.cuda.synchronize()

@@ -13,11 +13,12 @@ import torch
 from packaging.version import Version
 
 import opforge
-from opforge import discover, extras, settings
+from opforge import discover, settings
 from opforge.build import arch, cache, load, toolchain
 from opforge.build.plan import ABI, plan_simulator
 from opforge.build.targets import FOR_USERS, has_sources
 from opforge.errors import OpforgeError
+from opforge.terminal import extras
 
 
 @dataclass(frozen=True)

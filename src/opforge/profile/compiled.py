@@ -77,9 +77,9 @@ def _dump(op: Op, program: str) -> Compiled:
 def _libraries(op: Op) -> list[cache.Library]:
     """The libraries that have the op's kernels: those that are ready, or built now."""
     names = parts_of(op, CUDA).with_kernels
-    ready = [load.find_ready(op, "cuda", name) for name in names]
+    ready = [load.find_ready(op, CUDA.name, name) for name in names]
     if None in ready:
-        return compile.build([plan(op, "cuda", _ARCH, name) for name in names])
+        return compile.build([plan(op, CUDA.name, _ARCH, name) for name in names])
     return [library for library in ready if library is not None]
 
 
@@ -89,7 +89,7 @@ def _compile(op: Op) -> Compiled:
     disassembler = tools.find("nvdisasm")
     with tempfile.TemporaryDirectory(prefix="opforge-profile-") as folder:
         for name in parts_of(op, CUDA).with_kernels:
-            planned = plan(op, "cuda", _ARCH, name)
+            planned = plan(op, CUDA.name, _ARCH, name)
             (Path(folder) / HEADER_NAME).write_text(planned.signature)
             for source in planned.sources:
                 cubin = Path(folder) / f"{source.stem}.cubin"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from opforge.build import load
+from opforge.build.targets import CUDA
 from opforge.errors import KernelUnavailable, ProfileError, ToolchainError
 from opforge.profile import child, metrics, raw
 from opforge.profile.facts import Call
@@ -31,9 +32,8 @@ PERMISSION = (
 def measure(request: Request, program: str) -> list[Call]:
     """Measure all calls of a request on the current GPU."""
     try:
-        load.find(
-            request.op, "cuda"
-        )  # built here and not in the child, so that progress is visible
+        # Built here and not in the child, so that progress is visible.
+        load.find(request.op, CUDA.name)
     except (ToolchainError, KernelUnavailable) as error:
         raise ProfileError(f"{request.op.name} cannot run on the GPU: {error}") from None
     with tempfile.TemporaryDirectory(prefix="opforge-profile-") as folder:

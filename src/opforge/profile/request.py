@@ -14,7 +14,7 @@ from opforge.bench import shapes
 from opforge.bench.inputs import DeviceMake
 from opforge.bench.runner import dtype_of
 from opforge.build.load import find_prebuilt
-from opforge.build.targets import has_sources
+from opforge.build.targets import CUDA, has_sources
 from opforge.discover import where
 from opforge.errors import OpforgeError, ProfileError
 from opforge.op import Op, as_tuple
@@ -68,7 +68,7 @@ def resolve(name: str, shape: str, dtype: str | None, backward: bool) -> Request
 
 def check_has_kernels(op: Op) -> None:
     """Raise ProfileError for an op without CUDA code."""
-    if not has_sources(op, "cuda") and find_prebuilt(op, "cuda") is None:
+    if not has_sources(op, CUDA.name) and find_prebuilt(op, CUDA.name) is None:
         raise ProfileError(
             f"{op.name} has no CUDA code (*.cu) in {op.folder}, so there are no kernels to "
             "profile; --timeline FILE shows what PyTorch runs for it"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from opforge.bench import shapes
 from opforge.bench.inputs import DeviceMake
+from opforge.build.targets import SIM_RACE
 from opforge.errors import (
     KernelUnavailable,
     NotSimulated,
@@ -18,7 +19,7 @@ from opforge.errors import (
 from opforge.profile import compiled, sass
 from opforge.profile.facts import Access, Call, Kernel
 from opforge.profile.request import Request
-from opforge.sim import runtime, simulation, stats
+from opforge.sim import runtime, stats
 from opforge.truth.cases import as_leaves
 
 _MOST = 1 << 20  # elements to simulate
@@ -74,7 +75,7 @@ def simulate(request: Request, kernels: list[Kernel]) -> list[Call]:
     The first dims are cut so that it takes a second. Counts per request do not depend on them.
     """
     op = request.op
-    runtime.build([op], simulation.TARGETS["race"])
+    runtime.build([op], SIM_RACE.name)
     code = {k.name: k for k in kernels}
     made = shapes.arguments(op, DeviceMake(request.dtype, "cpu"), cut(request.shape))
     return [

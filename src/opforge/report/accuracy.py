@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 
 from opforge.bench.results import OURS, Results, Row
+from opforge.check.place import title
 from opforge.check.results import Report
-from opforge.check.show import PLACE_WORDS
 from opforge.report import svg
 from opforge.report.markup import Html, details, join, number, table, tag
 from opforge.report.series import grouped
@@ -127,7 +127,7 @@ def _checked(reports: list[Report]) -> Html:
     lines, plain = [], []
     for op, result in ((o.op, r) for report in reports for o in report.ops for r in o.results):
         for what, e in result.errors.items():
-            place = PLACE_WORDS.get(result.place, result.place)
+            place = title(result.place)
             cells: list[object] = [op, what, place, result.row]
             for ours, theirs in (("max", "torch_max"), ("rms", "torch_rms")):
                 a, b = e.get(ours), e.get(theirs)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from opforge.check.place import LETTERS, PLACES
+from opforge.check.place import PLACES, title
 from opforge.check.results import (
     FAILED,
     NOT_APPLICABLE,
@@ -14,7 +14,6 @@ from opforge.check.results import (
     Result,
 )
 from opforge.check.row import all_rows
-from opforge.check.show import PLACE_WORDS
 from opforge.report.markup import Html, details, join, table, tag
 from opforge.report.series import grouped
 
@@ -64,7 +63,7 @@ def _counts(found: Found) -> Html:
             count = {o: sum(r.outcome == o for r in results) for o in _SIGN}
             failed = tag("td", f"✗ {count[FAILED]}", class_="bad") if count[FAILED] else 0
             passed, ran = OpReport(op, "", results).stars()
-            words = PLACE_WORDS.get(place, place)
+            words = title(place)
             lines.append([op, words, count[PASSED], failed, count[NOT_RUN], f"{passed} of {ran}"])
     heads = ["op", "place", "passed", "failed", "not run", "★ rows passed"]
     return table(heads, lines, numbers_from=3, label="Counts of checks", sortable=True)
@@ -72,7 +71,7 @@ def _counts(found: Found) -> Html:
 
 def _failure(op: str, result: Result) -> Html:
     reasons = {r.name: r.reason for r in all_rows()}
-    place = PLACE_WORDS.get(result.place, result.place)
+    place = title(result.place)
     line = tag("b", f"✗ {op}, {result.row}, {place}", class_="bad")
     cause = f"Probably because of the same fault as {result.cause}." if result.cause else ""
     parts = [tag("p", words) for words in (reasons.get(result.row, ""), cause) if words]
@@ -104,7 +103,7 @@ def _board(found: Found) -> Html:
 def _mark(result: Result) -> Html:
     sign = _SIGN.get(result.outcome, result.outcome)
     why = result.text.partition("\n")[0] if result.outcome != PASSED else ""
-    letter = LETTERS.get(result.place, result.place)
+    letter = PLACES[result.place].letter if result.place in PLACES else result.place
     kind = _CLASS.get(result.outcome, "bad")
     return tag("span", f"{letter}{sign}", class_=kind, title=why or None)
 
@@ -115,7 +114,7 @@ def _not_run(found: Found) -> Html:
     for (op, row, place), result in found.items():
         if result.outcome == NOT_RUN:
             why = result.text.partition("\n")[0]
-            reasons.setdefault((row, PLACE_WORDS.get(place, place), why), []).append(op)
+            reasons.setdefault((row, title(place), why), []).append(op)
     if not reasons:
         return Html("")
     lines = [[row, place, ", ".join(ops), why] for (row, place, why), ops in reasons.items()]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from opforge.extras import need
+from opforge.terminal.extras import need
 from opforge.terminal.options import Ops, records_of
 from opforge.terminal.output import console, say
 

@@ -161,7 +161,7 @@ def simulate_all(
                 raise
             left_out.append(Outcome(op.name, 0, facts=[f"{op.name}: {reason}"]))
     ops = simulated
-    runtime.build(ops, simulation.TARGETS[mode])  # shows its own progress bar
+    runtime.build(ops, simulation.TARGETS[mode].name)  # shows its own progress bar
     count = len(ops) if traffic else sum(1 for op in ops for _ in runs(op))
     outcomes: list[Outcome] = []
     with contextlib.ExitStack() as stack:

@@ -17,10 +17,10 @@ import torch
 from opforge import settings
 from opforge.build import cache, compile, targets
 from opforge.build.plan import Plan, plan, plan_simulator
-from opforge.coverage import recorder
 from opforge.errors import BuildError, KernelUnavailable
 from opforge.op import Op
 from opforge.registration.register import BELOW
+from opforge.truth.coverage import recorder
 
 _lock = threading.RLock()
 # (namespace, op, target) -> its definitions, which live as long as the process, and its library
@@ -146,7 +146,7 @@ def ensure(op: Op, target: str) -> str:
         planned = plan(op, target)  # before the runtime: it may say that the op is not simulated
         if planned.key in _failed:  # the same source would fail again
             raise _failed[planned.key]
-        if goal.kind == "sim":
+        if goal.simulated:
             library()
         try:
             made = _built(planned)

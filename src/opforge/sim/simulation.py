@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge import discover, settings
-from opforge.build.targets import has_sources
+from opforge.build.targets import SIM, has_kernels, modes
 from opforge.errors import RecordError, SimulationError
 from opforge.op import Op, as_tuple
 from opforge.registration.register import BELOW
@@ -23,7 +23,7 @@ from opforge.sim import runtime
 from opforge.sim.runtime import H200, Device, Traffic
 
 Mode = Literal["plain", "race", "asan", "cover"]
-TARGETS = {"plain": "sim", "race": "sim-race", "asan": "sim-asan", "cover": "sim-cover"}
+TARGETS = modes(SIM.kind)
 _FOUND = "opforge simulator found"  # messages of the runtime start with this
 WARNING = "opforge simulator: "
 _one_at_a_time = threading.RLock()
@@ -102,7 +102,7 @@ class Route(TorchDispatchMode):
         for loaded in discover.loaded():
             op = loaded.op
             mine = op.namespace == func.namespace and name in (s.name for s in op.kernels)
-            if mine and (has_sources(op, self.target) or op.composed is not None):
+            if mine and has_kernels(op, self.target):
                 return op
         return None
 
@@ -125,7 +125,7 @@ def active(
         mode: ``"race"`` also finds data races, reads of uninitialized memory, misaligned accesses
             and integer overflow. ``"asan"`` finds out-of-bounds accesses, in a process started with
             AddressSanitizer, as by ``opforge sim --asan``. ``"cover"`` records for
-            :mod:`opforge.coverage` which code ran.
+            :mod:`opforge.truth.coverage` which code ran.
         seed: shuffles the order of threads and blocks. Without a seed they run in order.
         device: the GPU to simulate.
         traffic: count the memory traffic. The context returns a list that gets a :class:`Call` for
@@ -149,7 +149,7 @@ def active(
     if not isinstance(device, Device):
         raise TypeError(f"device must be an opforge.sim.Device, got {device!r}")
     route = Route(
-        TARGETS[mode],
+        TARGETS[mode].name,
         device,
         seed=-1 if seed is None else seed,
         race=int(mode == "race" and not traffic),
@@ -185,7 +185,7 @@ def run(op: str | Path | Op | Callable[..., Any], *args: Any, **options: Any) ->
         options: as for :func:`active`.
     """
     record = discover.record_of(op)
-    if not has_sources(record, TARGETS["plain"]) and record.composed is None:
+    if not has_kernels(record, SIM.name):
         raise RecordError(f"{record.name} has no CUDA source (*.cu) in {record.folder}")
     function = op if callable(op) else discover.function_of(record)
     with active(**options):

@@ -7,14 +7,14 @@ import platform
 
 from opforge.build import compile
 from opforge.build.plan import plan
-from opforge.build.targets import COVERAGE
+from opforge.check.place import Place
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, last_words, row
 from opforge.check.rows.layouts import poison
 from opforge.check.search import recipe as recipes
 from opforge.check.search import stored
 from opforge.check.search.search import Search
-from opforge.coverage import lines
 from opforge.errors import ToolchainError
+from opforge.truth.coverage import lines
 
 _SHOWN = 12  # stretches of code that a report names
 
@@ -91,7 +91,8 @@ def coverage(t: Trial) -> None:
 def narrowing(t: Trial) -> None:
     """No kernel or host code puts a 64-bit integer into 32 bits without an explicit cast."""
     _refuse(t)
-    built = compile.build([plan(t.op, COVERAGE[t.place.name])])[0]
+    target = Place(t.place.name, mode="cover").target
+    built = compile.build([plan(t.op, target.name)])[0]
     if places := built.manifest["narrowing"]:
         listed = "\n".join(places[:_SHOWN]) + ("\n…" if len(places) > _SHOWN else "")
         raise Fault(
@@ -102,7 +103,7 @@ def narrowing(t: Trial) -> None:
 
 def _refuse(t: Trial) -> None:
     """Raise if there is no code to look at, or no tool to look at it with."""
-    if t.place.name == "cuda":
+    if t.place.kind.coverage is None:
         return
     if platform.machine() != "x86_64":
         raise NotRun(f"coverage reads x86-64 machine code, but this CPU is {platform.machine()}")

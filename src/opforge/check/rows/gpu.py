@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from opforge.build import load
-from opforge.build.targets import has_sources
+from opforge.build.plan import stem
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
 from opforge.check.situation import Situation, TooLarge
 from opforge.errors import KernelUnavailable, SimulationError
@@ -48,7 +48,7 @@ def _simulate_placement(t: Trial, kinds: tuple[str, ...]) -> None:
 )
 def other_device(t: Trial) -> None:
     """Tensors are on the second GPU while the first is current, and the first stays current."""
-    if t.place.name == "sim":
+    if t.place.simulated:
         _simulate_placement(t, ("device-guard",))
         return
     if torch.cuda.device_count() < 2:
@@ -76,7 +76,7 @@ def other_device(t: Trial) -> None:
 )
 def side_stream(t: Trial) -> None:
     """A side stream gets the right results at once, while the default stream is busy."""
-    if t.place.name == "sim":
+    if t.place.simulated:
         _simulate_placement(t, ("stream", "synchronises"))
         return
     s = t.largest()
@@ -161,7 +161,7 @@ def first_call_in_capture(t: Trial) -> None:
     kept, load._loaded = load._loaded, {}
     try:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            load.ensure(t.op, t.op.name, "cuda")
+            load.ensure(t.op, t.op.name, t.place.device)
     except KernelUnavailable as error:
         if "run it once before capturing" not in str(error):
             raise Fault(f"the message does not say what to do: {error}") from None
@@ -239,10 +239,10 @@ def _enlarged(t: Trial) -> Situation:
 )
 def architecture(t: Trial) -> None:
     """Relabel the op's library as built for another architecture."""
-    if not has_sources(t.op, "cuda"):
+    if not t.place.target.sources(t.op):
         raise NotApplicable("it is composed of other ops and has no library")
     t.largest().call()
-    library = load.loaded_path(t.op, "cuda")
+    library = load.loaded_path(t.op, t.place.target.name)
     beside = library.with_suffix(".json")
     manifest = json.loads(
         (beside if beside.exists() else library.parent / "manifest.json").read_text()
@@ -250,13 +250,13 @@ def architecture(t: Trial) -> None:
     other = "8.0" if torch.cuda.get_device_capability()[0] != 8 else "9.0"
     before = os.environ.get("OPFORGE_PREBUILT")
     with tempfile.TemporaryDirectory() as folder:
-        name = f"{t.op.name}-cuda"
+        name = stem(t.op.name, t.place.target.name)
         shutil.copy(library, Path(folder) / f"{name}.so")
         manifest |= {"archs": [other], "library": f"{name}.so"}
         (Path(folder) / f"{name}.json").write_text(json.dumps(manifest))
         os.environ["OPFORGE_PREBUILT"] = folder
         try:
-            load.find(t.op, "cuda")
+            load.find(t.op, t.place.target.name)
         except KernelUnavailable as error:
             mine = ".".join(map(str, torch.cuda.get_device_capability()))
             if other not in str(error) or mine not in str(error):

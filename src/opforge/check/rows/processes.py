@@ -10,7 +10,6 @@ import sys
 import tempfile
 
 from opforge.build import toolchain
-from opforge.build.targets import has_sources
 from opforge.check.row import Fault, NotApplicable, NotRun, Trial, row
 from opforge.discover import where
 from opforge.errors import ToolchainError
@@ -100,7 +99,7 @@ def importing(t: Trial) -> None:
 )
 def threads(t: Trial) -> None:
     """Sixteen threads make the first call with an empty cache."""
-    if not has_sources(t.op, "cpu"):
+    if not t.place.target.sources(t.op):
         raise NotApplicable("it has no CPU kernel to build")
     if not t.full:
         raise NotRun("builds in a process of its own; --full runs it")

@@ -32,7 +32,7 @@ _RACED = 1 << 18  # elements; a quick check looks for races in cases up to this 
 )
 def deterministic(t: Trial) -> None:
     """100 runs under torch.use_deterministic_algorithms."""
-    count = 100 if t.full or t.place.name != "sim" else 20
+    count = 20 if t.hurried else 100
     chosen = [_chosen(t, dtype) for dtype in (t.dtypes if t.full else t.dtypes[:1])]
     with _deterministic_mode():
         try:
@@ -65,10 +65,10 @@ def _deterministic_mode() -> Iterator[None]:
 )
 def repeats(t: Trial) -> None:
     """Outputs and gradients are bitwise identical every time."""
-    simulated, count = t.place.name == "sim", 1000 if t.full else 100
-    for dtype in t.dtypes[:1] if simulated and not t.full else t.dtypes:
+    count = 1000 if t.full else 100
+    for dtype in t.dtypes[:1] if t.hurried else t.dtypes:
         _repeat(t, *_chosen(t, dtype), count)
-    t.note = f"{count} {'orders of threads' if simulated else 'runs'}"
+    t.note = f"{count} {'orders of threads' if t.place.simulated else 'runs'}"
 
 
 def _chosen(t: Trial, dtype: torch.dtype) -> tuple[Situation, bool]:
@@ -76,7 +76,7 @@ def _chosen(t: Trial, dtype: torch.dtype) -> tuple[Situation, bool]:
 
     This is found out before any mode is set, because it runs the reference.
     """
-    s = t.smallest(dtype, 64) if t.place.name == "sim" else t.largest(dtype)
+    s = t.smallest(dtype, 64) if t.place.simulated else t.largest(dtype)
     return s, s.has_gradient()
 
 
@@ -84,7 +84,7 @@ def _repeat(t: Trial, s: Situation, gradient: bool, count: int) -> None:
     t.trying(s)
     first = s.results(gradient)
     for number in range(count):
-        if t.place.name == "sim":
+        if t.place.simulated:
             s.place = replace(t.place, seed=number)
         for a, b in zip(first, s.results(gradient), strict=True):
             compare.check_same_bits(a, b, f"run {number + 2} differs bitwise from the first")
@@ -111,7 +111,7 @@ def _race_found(t: Trial) -> None:
 )
 def sanitizer_row(t: Trial) -> None:
     """compute-sanitizer's four tools on a GPU; the simulator's own detectors elsewhere."""
-    if t.place.name == "cuda":
+    if t.place.kind.on_gpu:
         if not t.sanitize:
             raise NotRun("takes minutes; --sanitize runs it")
         if t.op.composed is not None:  # the tools do not see all that cuBLAS writes

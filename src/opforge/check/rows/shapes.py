@@ -241,12 +241,7 @@ def _bearable(t: Trial, found: list[Situation | None]) -> list[Situation]:
     """The large situations that a quick check has time for, and always the smallest."""
     made = [s for s in found if s is not None]
     least = min((s.elements for s in made), default=0)
-    return [s for s in made if t.full or s.elements <= max(_few(t), 2 * least)]
-
-
-def _few(t: Trial) -> int:
-    """A number of elements that takes little time."""
-    return 1 << (19 if t.place.name == "sim" else 21)
+    return [s for s in made if t.full or s.elements <= max(t.place.kind.few_elements, 2 * least)]
 
 
 @row(
@@ -259,14 +254,14 @@ def _few(t: Trial) -> int:
 def long_row(t: Trial) -> None:
     """Rows of 100,003 elements; in the simulator also many rows of 16,392, far from 0."""
     found = []
-    for dtype in t.dtypes if t.full or t.place.name != "sim" else t.dtypes[:1]:
+    for dtype in t.dtypes[:1] if t.hurried else t.dtypes:
         for base in t.kinds(dtype):
             most = max(base.tensors.values(), key=lambda x: x.dim())
             if most.dim() and most.shape[-1] != 1:
                 found.append(t.resized(base, most.shape[-1], 100_003, 2))
     for s in _bearable(t, found):
         t.trying(s).both()
-    if t.place.name == "sim":
+    if t.place.simulated:
         _many_long_rows(t)
 
 
@@ -285,7 +280,7 @@ def _many_long_rows(t: Trial) -> None:
         with contextlib.suppress(TooLarge):
             s = base.resize({**rows, shape[-1]: 16_392}).change(most, inputs.shifted, 1e3)
             s.place = replace(s.place, processors=1)
-            if t.full or s.elements <= _few(t):
+            if t.full or s.elements <= t.place.kind.few_elements:
                 t.demand(s)
 
 

@@ -58,7 +58,7 @@ def _halved(s: Situation) -> Situation:
 )
 def steady_memory(t: Trial) -> None:
     """2,000 calls, forward and backward: memory does not grow, and nothing is printed."""
-    count = 2000 if t.full or t.place.name != "sim" else 200
+    count = 200 if t.hurried else 2000
     s = t.smallest(t.dtypes[0], 64)
     gradient = s.has_gradient()
     _return_free_memory()
@@ -123,7 +123,7 @@ def _printed() -> Iterator[list[str]]:
 )
 def two_threads(t: Trial) -> None:
     """Two threads run at once, each with its own case, and get the same results as alone."""
-    count = 40 if t.place.name != "sim" else 5
+    count = 5 if t.place.simulated else 40
     found = [s for s in t.own(t.dtypes[0]) if s.elements]
     one = max(found, key=lambda s: s.elements)
     chosen = [one, _halved(one)]

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from opforge.check.search.recipe import Recipe
-from opforge.coverage.recorder import Compare
+from opforge.truth.coverage.recorder import Compare
 
 _LARGEST = 1 << 26
 _EVERY = 7  # less, equal, greater

@@ -26,7 +26,6 @@ _LARGE = (2047, 2048, 2049, 4096, 4097, 8192, 8200, 16384, 16385, 32768, 65535, 
 _DIMS = (1, 2, 4, 9, 16)
 _ALTERNATE = (tuple(range(0, 16, 2)), tuple(range(0, 18, 2)))
 _LISTS = ((0,), (-1,), (0, 1), (0, 2), *_ALTERNATE)
-_PROCESSORS = {"sim": (1, 8)}  # numbers of multiprocessors of the simulated GPU
 _FLOATS = (0.0, 1.0, 0.5, 2.0, -1.0, 0.1, 1e-5)
 _INTEGERS = (0, 1, -1, 2, 3)
 
@@ -37,7 +36,7 @@ class Mutator:
     def __init__(self, op: Op, place: Place, seed: int, learned: Learned) -> None:
         self.op, self.place, self.seed, self.learned = op, place, seed, learned
         self.random = random.Random(seed)
-        self.processors = _PROCESSORS.get(place.name, ())
+        self.processors = place.kind.processors
         self.dtypes = [name_of(d) for d in op.dtypes if d.is_floating_point] or [
             name_of(d) for d in op.dtypes
         ]

@@ -95,7 +95,7 @@ class Recipe:
 
     def apply(self, s: Situation) -> Situation:
         """Apply the changes to the record's case that the recipe starts from."""
-        if self.processors is not None and s.place.name == "sim":
+        if self.processors is not None and s.place.simulated:
             s = s.copy()
             s.place = replace(s.place, processors=self.processors)
         if self.sizes:

@@ -14,18 +14,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from opforge.build.targets import COVERAGE
 from opforge.check.place import Place
 from opforge.check.search.learned import Learned
 from opforge.check.search.mutate import Mutator
 from opforge.check.search.recipe import Recipe, exercise
-from opforge.coverage import lines, recorder
 from opforge.errors import OpforgeError
 from opforge.op import Op
+from opforge.truth.coverage import lines, recorder
 
-# The most elements of a case. In the simulator, each takes some microseconds.
-_MOST = {"cpu": 9 << 20, "sim": 1 << 21}
-_SLOW = {"cpu": 1.0, "sim": 2.0}  # seconds: a case that takes longer is dropped
 _SAMPLE = 1 << 15  # a case with more elements is a large one
 _QUICK, _WORTH = (
     0.05,
@@ -79,7 +75,7 @@ class Search:
         self._fastest: dict[str | int, float] = {}  # what was reached -> the fewest seconds it took
         self._authors: dict[str, bool] = {}  # by file
         self._errors: set[str] = set()
-        self._slow = _SLOW[place]
+        self._slow = self.place.kind.slow
         self._large = 0, 0.0  # elements of large cases, and the seconds they took
 
     def reached(self) -> lines.Reached:
@@ -87,7 +83,7 @@ class Search:
         return lines.reached(self.op, self._libraries(), self.found.blocks)
 
     def _libraries(self) -> list[recorder.Watched]:
-        return recorder.watched(self.op.name, COVERAGE[self.place.name])
+        return recorder.watched(self.op.name, self.place.target.name)
 
     def replay(self, recipes: Iterable[Recipe]) -> None:
         """Run recipes from earlier searches, without a time limit."""
@@ -166,7 +162,7 @@ class Search:
         try:
             elements = self.mutator.elements(recipe)
             slow = not proven and self._would_take(elements) > self._slow
-            if elements > _MOST[self.place.name] or slow:
+            if elements > self.place.kind.most_elements or slow:
                 return False
             s = recipe.apply(self.mutator.cases(recipe.dtype)[recipe.case].copy())
             if not s.makes_sense():

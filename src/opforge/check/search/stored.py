@@ -17,7 +17,8 @@ from typing import Any
 from opforge import settings
 from opforge.build import cache
 from opforge.build.plan import plan
-from opforge.build.targets import COVERAGE, has_sources
+from opforge.build.targets import Target
+from opforge.check.place import PLACES, SIM, Place
 from opforge.check.search import recipe
 from opforge.check.search.recipe import Recipe
 from opforge.check.search.search import Search, Tell
@@ -26,6 +27,7 @@ from opforge.op import Op
 
 FILE = "cases.json"  # in an op's folder
 QUICK, FULL = 5.0, 60.0  # seconds that a search may take
+_SEARCHED = [name for name, kind in PLACES.items() if kind.coverage]
 _SEARCH = 2  # version, increased when a search finds more than before
 
 
@@ -52,8 +54,8 @@ def found(op: Op, place: str, seed: int, full: bool, tell: Tell | None = None) -
 
     Raises ToolchainError if the tools for a search are missing.
     """
-    if place not in COVERAGE:
-        return load(op, "sim").recipes
+    if place not in _SEARCHED:
+        return load(op, SIM.name).recipes
     budget = FULL if full else QUICK
     with cache.lock(f"{op.name}-{place}-cases"):
         known = load(op, place)
@@ -71,7 +73,7 @@ def keep(op: Op) -> Path | None:
     """Write the recipes of an op to its folder. Returns the file, or None if there are none."""
     path = _in_folder(op)
     kept = False
-    for place in COVERAGE:
+    for place in _SEARCHED:
         known = load(op, place)
         if known.recipes:
             save(path, op, place, known)
@@ -96,7 +98,7 @@ def save(path: Path | None, op: Op, place: str, stored: Stored) -> None:
 def _text(data: dict[str, Any]) -> str:
     """JSON with one case per line, which is readable in a diff."""
     parts = [f' "op": {json.dumps(data["op"])}']
-    for place in (p for p in COVERAGE if p in data):
+    for place in (p for p in _SEARCHED if p in data):
         one = data[place]
         cases = ",\n".join(f"   {json.dumps(c)}" for c in one["cases"])
         parts.append(
@@ -109,7 +111,7 @@ def _text(data: dict[str, Any]) -> str:
 def sources(op: Op, place: str) -> str:
     """A digest of the search, the record and the kernel sources, or "" if it is unknown."""
     try:
-        parts = plan(op, COVERAGE[place]).ingredients
+        parts = plan(op, _target(place).name).ingredients
     except OpforgeError:  # no source, no compiler
         return ""
     assert op.folder is not None
@@ -117,6 +119,11 @@ def sources(op: Op, place: str) -> str:
     own["search"] = str(_SEARCH)
     own["record"] = hashlib.sha256((op.folder / "op.py").read_bytes()).hexdigest()
     return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _target(place: str) -> Target:
+    """The build that a search at a place runs."""
+    return Place(place, mode="cover").target
 
 
 def _read(path: Path, place: str) -> Stored:
@@ -152,10 +159,11 @@ def _beside_cache(op: Op) -> Path | None:
 
 def missing(op: Op, place: str) -> str:
     """The reason why no search is possible here, or ""."""
-    if not has_sources(op, COVERAGE[place]):
-        return f"it has no {'CPU' if place == 'cpu' else 'CUDA'} source"
+    target = _target(place)
+    if not target.sources(op):
+        return f"it has no {target.language} source"
     try:
-        planned = plan(op, COVERAGE[place])
+        planned = plan(op, target.name)
     except ToolchainError as error:
         return str(error)
     if cache.lookup(planned.entry) is None and not settings.jit_enabled():

@@ -13,6 +13,7 @@ import torch
 
 from opforge import discover
 from opforge.build import load
+from opforge.build.targets import CUDA
 from opforge.op import Op
 from opforge.sim import runtime, simulation
 
@@ -64,7 +65,7 @@ def launch_config(
         library = ctypes.CDLL(str(runtime.loaded_path(record, active.target)))
         tune = library.opforge_set_tuning
     else:
-        tune = functools.partial(load.tune, record, "cuda")
+        tune = functools.partial(load.tune, record, CUDA.name)
     try:
         tune(block or 0, rows or 0, vec or 0)
         yield

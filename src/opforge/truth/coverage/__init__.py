@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Code coverage of an op's kernels and host functions, and the operands of their comparisons.
 
-Coverage builds have a call at every block and comparison: see :mod:`opforge.coverage.recorder`.
-Normal builds have none.
+Coverage builds have a call at every block and comparison, and normal builds have none: see
+:mod:`opforge.truth.coverage.recorder`.
 """

@@ -23,8 +23,8 @@ from opforge.check.search import stored
 from opforge.check.search.learned import sizes_for
 from opforge.check.search.recipe import Recipe, from_json
 from opforge.check.search.search import Found, Kept, Search
-from opforge.coverage.lines import Source
 from opforge.errors import RecordError
+from opforge.truth.coverage.lines import Source
 
 HERE = Path(__file__).parent
 CPU, CUDA = HERE / "special_paths", HERE / "special_widths"

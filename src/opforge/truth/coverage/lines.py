@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from opforge.build.plan import INCLUDE_DIR, OP_SOURCES, OPFORGE_SOURCES
-from opforge.coverage.recorder import Blocks, Watched
 from opforge.errors import RecordError
 from opforge.op import Op
+from opforge.truth.coverage.recorder import Blocks, Watched
 
 _MARK = re.compile(r"//\s*unreached\b:?[ \t]*(.*)$")
 _FAR = 30  # lines to search back for the condition of a block

@@ -14,7 +14,7 @@ import torch
 
 from opforge.build import cache, compile
 from opforge.build.plan import plan_recorder
-from opforge.coverage import code
+from opforge.truth.coverage import code
 
 _KINDS = ("integers", "constant", "floats", "cases")
 _PAIRS = 6
