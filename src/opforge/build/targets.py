@@ -14,6 +14,7 @@ from pathlib import Path
 
 from opforge import settings
 from opforge.build import arch, narrowing, toolchain, unsupported
+from opforge.build.cpu import cpu_flags
 from opforge.build.toolchain import Compiler
 from opforge.errors import RecordError, ToolchainError
 from opforge.op import Op, files_of
@@ -79,7 +80,7 @@ class Target:
 class _Cpu(Target):
     def tools(self, op: Op, archs: str | None) -> Tools:
         cxx = toolchain.find_cxx()
-        level = toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
+        level = toolchain.cpu_level(platform.machine(), cpu_flags())
         flags = ["-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *level]
         if self.covers:
             flags += coverage_flags(cxx)
@@ -159,7 +160,7 @@ def coverage_flags(cxx: Compiler) -> list[str]:
 
 def sim_flags(cxx: Compiler, name: str) -> list[str]:
     """The flags that compile the CUDA sources for one of the simulator's targets."""
-    level = toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
+    level = toolchain.cpu_level(platform.machine(), cpu_flags())
     flags = [
         "-fPIC",
         *level,
