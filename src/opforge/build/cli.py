@@ -72,6 +72,8 @@ def build(
     if hf:
         from opforge.ship.hf import export
 
+        if wheel:
+            raise RecordError("--wheel and --hf write different things; choose one of them")
         say(out, f"kernel: {export(records, targets, arch, output, force)}")
         return
     built = [(op, t) for op in records for t in targets if has_sources(op, t)]

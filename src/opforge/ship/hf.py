@@ -281,8 +281,8 @@ license: {_licence_of(ops)}
 ---
 # {kernel}
 
-Made with opforge {opforge.__version__}, for torch {ABI[0]}.{ABI[1]} and newer. Forward and backward, with and without
-`torch.compile`.
+Made with opforge {opforge.__version__}, for torch {ABI[0]}.{ABI[1]} and newer.
+Forward and backward, with and without `torch.compile`.
 
 ```python
 from kernels import get_kernel

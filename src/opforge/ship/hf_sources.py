@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python files that exported ops need to run: their own, and those of opforge that these import.
+"""The Python files that exported ops need: their own, and those of opforge that these import.
 
 Every export has its own copy under its own name, so imports become relative. Then opforge may be
 missing, or be there in another version, and several exports may be loaded at once.

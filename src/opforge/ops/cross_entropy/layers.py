@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .op import Reduction, cross_entropy
+from opforge.ops.families.losses import Reduction
+
+from .op import cross_entropy
 
 
 class CrossEntropyLoss(nn.Module):

@@ -14,7 +14,7 @@ from opforge.op import Op
 
 
 def layer(name: str, function: Callable[..., Any]) -> type[nn.Module]:
-    """A layer without state, for ``kernelize`` to put in place of a function with this signature."""
+    """A layer without state. ``kernelize`` puts it in place of a function with this signature."""
 
     def forward(self: nn.Module, *args: Any, **named: Any) -> Any:
         return function(*args, **named)
