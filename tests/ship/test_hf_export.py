@@ -21,8 +21,10 @@ from typer.testing import CliRunner
 from opforge import cli, discover
 from opforge.errors import BuildError, ToolchainError
 from opforge.op import Op
+from opforge.ship import hf
 from opforge.ship.hf import export
 
+TRY = hf._try_importing
 TIMES = """
     import torch
     from opforge import Op
@@ -35,6 +37,18 @@ def stubs(tmp_path: Path, cache_dir: Path, untried: None, monkeypatch: pytest.Mo
     monkeypatch.setenv("CXX", str(stub_cxx(tmp_path / "bin").path))
     stub_nvcc(tmp_path / "cuda")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "cuda"))
+    monkeypatch.setattr(hf, "_try_importing", lambda variants: None)  # it imports torch
+
+
+def test_a_kernel_that_needs_more_than_is_in_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hf, "_try_importing", TRY)
+    line = "    open(__file__.replace('op.py', 'table.txt'))"
+    folder = write_op(tmp_path / "op", op_py=line + TIMES.replace("{factor}", "2"))
+    (folder / "table.txt").touch()
+    text = "built but cannot be imported without opforge: FileNotFoundError: .*table.txt"
+    refused([discover.load_folder(folder).op], tmp_path / "times", text)
 
 
 def record(folder: Path, factor: int = 2, **sources: str | None) -> Op:
@@ -129,7 +143,8 @@ def test_two_versions_of_a_kernel_live_in_one_process(tmp_path: Path) -> None:
     assert two.times(torch.ones(1)) == 2
     assert three.times(torch.ones(1)) == 3
     x = torch.ones(1, requires_grad=True)
-    assert torch.autograd.grad(three.layers.Times()(x), x)[0] == 3
+    layer = torch.compile(three.layers.Times(), backend="aot_eager", fullgraph=True)
+    assert torch.autograd.grad(layer(x), x)[0] == 3
 
 
 def test_one_build_in_two_places_is_one_kernel(tmp_path: Path) -> None:
@@ -241,7 +256,8 @@ def test_an_op_may_import_its_siblings_and_try_to_import_the_rest(tmp_path: Path
     """
     folder = write_op(tmp_path / "op", op_py=lines)
     (folder / "helpers").mkdir()
-    (folder / "helpers" / "factors.py").write_text("from ..lazy import ONE\nTWO = 2 * ONE\n")
+    (folder / "helpers" / "factors.py").write_text("from .ones import ONE\nTWO = 2 * ONE\n")
+    (folder / "helpers" / "ones.py").write_text("ONE = 1\n")
     (folder / "lazy.py").write_text("ONE = 1  # é\n")
     (folder / "test_times.py").write_text("import pytest\n")
     export([discover.load_folder(folder).op], ["cpu"], output=tmp_path / "times")

@@ -22,6 +22,8 @@ import json
 import os
 import platform
 import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +42,16 @@ from opforge.ship.hf_sources import COPY, calls_of_other_ops, layer_names, pytho
 
 LOADER = "0.16.0"  # the first version of `kernels` that knows variants for the stable ABI
 _NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]\Z")
+# Imports variants as `kernels` does, as if opforge were not installed.
+_TRIAL = """
+import importlib.util, json, sys
+sys.modules["opforge"] = None
+for variant in sys.argv[1:]:
+    name = json.load(open(variant + "/metadata.json"))["id"]
+    spec = importlib.util.spec_from_file_location(name, variant + "/__init__.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+"""
 
 
 @dataclass(frozen=True)
@@ -108,6 +120,7 @@ def export(
                 pairs = zip(planned, built, strict=True)
                 own = [library for (of, _), library in pairs if of is variant]
                 _write_variant(place / variant.folder, variant, own, files)
+            _try_importing([place / variant.folder for variant in variants])
             (place / "CARD.md").write_text(_card(kernel, ops), encoding="utf-8")
             folder.mkdir(exist_ok=True)
             if (folder / "build").exists():
@@ -255,6 +268,15 @@ def _write_variant(
         "digest": {"algorithm": "sha256", "files": _digests(folder)},
     }
     (folder / "metadata.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+
+def _try_importing(variants: Sequence[Path]) -> None:
+    """Import them in a child process; raise for what would only fail on another machine."""
+    command = [sys.executable, "-B", "-c", _TRIAL, *map(str, variants)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise BuildError(f"the kernel was built but cannot be imported without opforge: {last}")
 
 
 def _licence_of(ops: Sequence[Op]) -> str:
