@@ -211,6 +211,10 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
     refused([relu], tmp_path / "1st", "'1st' cannot be the name of a kernel")
     two = [record(tmp_path / "one"), record(tmp_path / "two")]
     refused(two, out, "two of the ops are called times")
+    own = TIMES.replace("{factor}", "2").replace("times(", "reduce_sum(")
+    write_op(tmp_path / "own", op_py=own)
+    mixed = [discover.find("vector_add"), discover.load_folder(tmp_path / "own").op]
+    refused(mixed, out, "two of the ops are called reduce_sum")
     (tmp_path / "file").touch()
     refused([relu], tmp_path / "file", "file is no folder")
     refused([relu], tmp_path / "file" / "relu", "relu cannot be written")

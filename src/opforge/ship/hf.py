@@ -101,9 +101,9 @@ def export(
     """Compile ops and write them as one kernel, named like the folder; returns the folder."""
     folder = output or Path("dist") / _default_name(ops)
     kernel = _name_of(folder)
-    _check_ops(ops, targets)
+    every = [*_called(ops), *ops]
+    _check_ops(every, targets)
     _check_place(folder, force)
-    every = _with_called(ops)
     files = _variant_files(ops, every)
     drafts = [
         _Variant(kernel, backend, label, every, own, arch)
@@ -174,14 +174,10 @@ def _check_place(folder: Path, force: bool) -> None:
         )
 
 
-def _with_called(ops: Sequence[Op]) -> list[Op]:
-    """The ops, preceded by built-in ones that they call."""
-    found: dict[str, Op] = {op.name: op for op in ops}
-    for op in ops:
-        for name in calls_of_other_ops(op, discover.builtin_names()):
-            if name not in found:
-                found = {name: discover.find(name)} | found
-    return list(found.values())
+def _called(ops: Sequence[Op]) -> list[Op]:
+    """The built-in ops that these call, except those among them."""
+    names = {n for op in ops for n in calls_of_other_ops(op, discover.builtin_names())}
+    return [op for op in map(discover.find, sorted(names)) if op not in ops]
 
 
 def _backends(ops: Sequence[Op], targets: Sequence[str]) -> list[tuple[str, str, list[str]]]:
