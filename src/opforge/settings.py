@@ -6,8 +6,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import platformdirs
-
 from opforge.errors import CacheError, SettingError
 
 # name -> meaning; `opforge doctor` prints those that are set.
@@ -85,4 +83,6 @@ def explicit_cache_dir() -> Path | None:
 
 def default_cache_dir() -> Path:
     """The cache directory of this user, used by default."""
+    import platformdirs  # not there where an exported kernel runs, which needs no cache
+
     return Path(platformdirs.user_cache_dir("opforge", appauthor=False))

@@ -19,7 +19,7 @@ from opforge.errors import KernelUnavailable, RecordError
 from opforge.sim import simulation
 
 # What a name may be compared with: the devices of torch, and the wish of a user for one.
-DEVICES = {"device", "type", "wish"}
+DEVICES = {"device", "device_type", "type", "wish"}
 
 
 def test_only_torch_devices_are_compared_with_the_names_of_targets() -> None:

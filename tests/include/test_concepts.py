@@ -12,6 +12,7 @@ import pytest
 from helpers import PATIENCE
 
 from opforge.build import toolchain
+from opforge.build.cpu import cpu_flags
 from opforge.build.plan import INCLUDE_DIR
 from opforge.build.targets import SIM_INCLUDE_DIR
 
@@ -186,7 +187,7 @@ def errors(header: str, program: str) -> str:
     """What g++ says of a program for the CPU, or for the simulator."""
     if header.startswith("cpu/") or "/cpu" in header:
         program = PARALLEL_FOR + program
-        flags = toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
+        flags = toolchain.cpu_level(platform.machine(), cpu_flags())
     else:
         flags = ["-DUSE_CUDA", "-DOPFORGE_SIM", f"-I{SIM_INCLUDE_DIR}"]
     command = [toolchain.find_cxx().path, "-std=c++20", "-fsyntax-only", f"-I{INCLUDE_DIR}", *flags]

@@ -13,6 +13,7 @@ from helpers import PATIENCE
 from op_cases import nightly_but
 
 from opforge.build import toolchain
+from opforge.build.cpu import cpu_flags
 from opforge.build.plan import INCLUDE_DIR
 from opforge.build.targets import SIM_INCLUDE_DIR
 
@@ -65,7 +66,7 @@ ALONE = [h for h in HEADERS if "host" not in h]  # those need torch, and a recor
 @nightly_but(*{room(h): h for h in ALONE}.values(), of=ALONE)
 def test_a_header_compiles_alone(name):
     on_cpu = name.startswith("cpu/") or "/cpu" in name
-    flags = toolchain.cpu_level(platform.machine(), toolchain.cpu_flags()) if on_cpu else SIMULATED
+    flags = toolchain.cpu_level(platform.machine(), cpu_flags()) if on_cpu else SIMULATED
     command = [toolchain.find_cxx().path, "-std=c++20", "-fsyntax-only", f"-I{INCLUDE_DIR}", *flags]
     source = f"#include <opforge/{name}>\n"
     done = subprocess.run(

@@ -34,6 +34,13 @@ def build(
     wheel: Annotated[
         bool, typer.Option("--wheel", help="write a wheel to --out (or dist/)")
     ] = False,
+    hf: Annotated[
+        bool,
+        typer.Option("--hf", help="write a kernel for Hugging Face to --out (or dist/<op>)"),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="with --hf: replace the build that is in the folder")
+    ] = False,
 ) -> None:
     """Compile kernels ahead of time, into the cache, a folder or a wheel.
 
@@ -58,6 +65,13 @@ def build(
             targets += [goal.name] if goal.available() else []
         except OpforgeError as reason:
             say(out, f"{goal.language} kernels are left out: {reason}")
+    if hf:
+        from opforge.ship.hf import export
+
+        if wheel:
+            raise RecordError("--wheel and --hf write different things; choose one of them")
+        say(out, f"kernel: {export(records, targets, arch, output, force)}")
+        return
     built = [(op, t) for op in records for t in targets if has_sources(op, t)]
     plans = [part for op, t in built for part in plan_all(op, t, arch)]
     if not plans:

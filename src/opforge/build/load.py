@@ -18,7 +18,8 @@ import torch
 from packaging.version import Version
 
 from opforge import discover, settings
-from opforge.build import cache, targets, toolchain
+from opforge.build import cache, targets
+from opforge.build.cpu import cpu_flags
 from opforge.build.parts import BASE, parts_of
 from opforge.build.plan import ABI, plan, signature_digest, stem
 from opforge.build.targets import Target, has_sources
@@ -282,7 +283,7 @@ def check_fits(library: cache.Library) -> None:
         raise KernelUnavailable(
             f"{path} is built for {facts['machine']}, but this machine is {platform.machine()}"
         )
-    missing = set(facts["cpu_flags"]) - set(toolchain.cpu_flags().split())
+    missing = set(facts["cpu_flags"]) - set(cpu_flags().split())
     if missing:
         raise KernelUnavailable(
             f"{path} needs CPU instructions that this CPU lacks: {', '.join(sorted(missing))}"

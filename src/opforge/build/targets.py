@@ -18,6 +18,7 @@ import torch
 
 from opforge import settings
 from opforge.build import arch, narrowing, toolchain, unsupported
+from opforge.build.cpu import cpu_flags
 from opforge.build.toolchain import Compiler
 from opforge.errors import RecordError, ToolchainError
 from opforge.op import CPU_KIND, CUDA_KIND, SIM_KIND, Op, files_of
@@ -131,7 +132,7 @@ class _Cpu(Target):
 
     def tools(self, op: Op, archs: str | None) -> Tools:
         cxx = toolchain.find_cxx()
-        level = toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
+        level = toolchain.cpu_level(platform.machine(), cpu_flags())
         flags = ["-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra", *level]
         if self.covers:
             flags += _coverage_flags(cxx)
@@ -291,7 +292,7 @@ def _coverage_flags(cxx: Compiler) -> list[str]:
 
 def _sim_flags() -> list[str]:
     """The flags that compile CUDA sources for the CPU, in every mode."""
-    level = toolchain.cpu_level(platform.machine(), toolchain.cpu_flags())
+    level = toolchain.cpu_level(platform.machine(), cpu_flags())
     return [
         "-fPIC",
         *level,

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -135,17 +134,6 @@ def cpu_level(machine: str, flags: str) -> tuple[str, ...]:
     """
     has_v3 = {"avx2", "fma", "f16c", "bmi2"} <= set(flags.split())
     return ("-march=x86-64-v3",) if machine == "x86_64" and has_v3 else ()
-
-
-@functools.cache
-def cpu_flags() -> str:
-    """The instruction sets of this CPU, as Linux names them."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return ""
-    match = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
-    return match[1] if match else ""
 
 
 def _describe_cxx(path: str) -> Compiler:

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The layer that ``kernelize`` swaps in; see docs/huggingface.md."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .op import swiglu
+
+
+class SiluAndMul(nn.Module):
+    """In place of a layer that multiplies silu of one half with the other half."""
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The last dim of ``x`` holds the gate, then what it is multiplied with."""
+        return swiglu(x)
