@@ -183,10 +183,10 @@ inline Scale<T> scale_of_group(const T* v, int64_t n, double eps) {
   return scale;
 }
 
-// Whether planes of results are written past the caches.
+// Whether planes of results are written without reading them into the caches.
 template <class T, bool kSilu>
-bool planes_go_past(const GroupNorm<T, kSilu>& norm, const Images<T>& to) {
-  return goes_past(to.data, norm.samples * norm.channels, norm.pixels) &&
+bool should_stream_planes(const GroupNorm<T, kSilu>& norm, const Images<T>& to) {
+  return should_stream(to.data, norm.samples * norm.channels, norm.pixels) &&
          to.sample_stride % kLanes<T> == 0 && to.channel_stride % kLanes<T> == 0;
 }
 
@@ -195,10 +195,10 @@ template <class T, bool kSilu>
 void planes_forward(const GroupNorm<T, kSilu>& given, const Images<const T>& x, const Images<T>& y,
                     const Statistics<T>& saved) {
   using V = vec<T>;
-  const bool large = planes_go_past(given, y);
+  const bool large = should_stream_planes(given, y);
   parallel_for(given.tasks(), given.grain(), [&](int64_t i, int64_t end) {
     const GroupNorm<T, kSilu> norm = given;
-    const bool past = large;
+    const bool streams = large;
     const int64_t members = norm.members, pixels = norm.pixels, length = norm.length;
     for (; i < end; ++i) {
       const int64_t sample = i / norm.groups, group = i % norm.groups;
@@ -210,11 +210,11 @@ void planes_forward(const GroupNorm<T, kSilu>& given, const Images<const T>& x, 
            ++c, from += pixels, to += pixels) {
         const V factor = norm.factor(c) - V{}, shift = norm.shift(c) - V{};
         along<T>(pixels, [&](int64_t j, auto n) {
-          store_lanes_past(past, to + j, n, norm.result(scale.normed(from + j, n), factor, shift));
+          stream_lanes(streams, to + j, n, norm.result(scale.normed(from + j, n), factor, shift));
         });
       }
     }
-    finish_past();
+    finish_streaming();
   });
 }
 
@@ -248,10 +248,10 @@ void planes_backward(const GroupNorm<T, kSilu>& given, const Images<const T>& gr
                      const Images<T>& grad_x, const ChannelSums<T>& sums) {
   using A = compute_t<T>;
   using V = vec<T>;
-  const bool large = planes_go_past(given, grad_x);
+  const bool large = should_stream_planes(given, grad_x);
   parallel_for(given.tasks(), given.grain(), [&](int64_t i, int64_t end) {
     const GroupNorm<T, kSilu> norm = given;
-    const bool past = large;
+    const bool streams = large;
     const int64_t members = norm.members, pixels = norm.pixels, length = norm.length;
     const auto room = room_to_keep(norm, length);
     A* const kept = room.get();
@@ -279,12 +279,12 @@ void planes_backward(const GroupNorm<T, kSilu>& given, const Images<const T>& gr
           const V grad_z = !kSilu || kept == nullptr
                                ? norm.z_gradient(load_lanes(grad + j, n), normed, factor, shift)
                                : load_lanes(kept + j, n);
-          store_lanes_past(past, to + j, n,
-                           norm.gradient(grad_z, normed, factor, inner, average, rstd));
+          stream_lanes(streams, to + j, n,
+                       norm.gradient(grad_z, normed, factor, inner, average, rstd));
         });
       }
     }
-    finish_past();
+    finish_streaming();
   });
 }
 
