@@ -122,7 +122,7 @@ inline Scale<T> scale_of(const T* v, int64_t n, double eps) {
     mean = row_sum(v, n) / count;
     scale.mean = compute_t<T>(mean);
   }
-  // The deviations are from the rounded mean, which lies off the mean.
+  // The deviations are from the rounded mean, so the square of its error is subtracted.
   const double off = mean - double(scale.mean);
   const double variance = squares_from(v, n, scale.mean) / count - off * off;
   scale.rstd = compute_t<T>(1 / std::sqrt(std::max(variance, 0.0) + eps));
