@@ -139,10 +139,9 @@ constexpr int kMostOfShort = 32;  // vectors that a thread may take of a short r
 
 // Three ways, by the number and the length of rows:
 //
-//   many plain rows   if their vectors nearly fill the loads: a group's threads load a row at once
-//   few rows          a row is spread over the blocks of a cluster, until the blocks fill the
-//   device many other rows   small blocks, or less than a warp to a row; some load while others add
-//   up
+//   many plain rows   a group's threads load a row at once, if its vectors nearly fill the loads
+//   few rows          a row is spread over the blocks of a cluster, until they fill the device
+//   many other rows   small blocks, or less than a warp per row: some load while others add up
 template <class T>
 void launch_losses(int64_t rows, int64_t cols, bool ragged, const CrossEntropyForward<T>& p,
                    cudaStream_t stream) {

@@ -22,9 +22,9 @@ struct Slab {
   using V = vec<T>;
   const GroupNorm<T, kSilu>& norm;
   int64_t sample, first_group, groups, first, width;  // `width` channels, from `first` on
-  // A value per channel. `mean` holds the pivots while the statistics are not known. `sum` and
-  // `inner` are of grad_z and of grad_z · normed (or the first two moments) in a block of pixels;
-  // at last, what GroupGradient gives of them. `total_sum` and `total_inner` are of all pixels.
+  // A value per channel. `mean` holds pivots while the statistics are not known. `sum` and `inner`
+  // are of a block of pixels: of grad_z and of grad_z · normed, or the moments. In the end they
+  // hold the two means of GroupGradient. `total_sum` and `total_inner` are of all pixels.
   A *mean, *rstd, *sum, *inner;
   double *total_sum, *total_inner;
   A* kept;  // grad_z of each element, or null

@@ -42,7 +42,7 @@ struct GroupNorm {
     if constexpr (kSilu) return Silu<T>().value(z);
     return z;
   }
-  // Given that of y.
+  // The gradient of z, given that of y.
   OPFORGE_INLINE V z_gradient(V grad_y, V normed, V factor, V shift) const {
     if constexpr (!kSilu) return grad_y;
     V value;

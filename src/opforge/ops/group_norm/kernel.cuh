@@ -7,9 +7,8 @@
 //   planes.cuh (NCHW)   a group is one run of memory: a row of rows.cuh, with a weight per plane
 //     forward           some lanes, a block or a cluster own a group and read it once. A group too
 //                       long for a cluster's registers is read again for each sum and for y.
-//     backward          1. a row is a plane, or a piece of one. Usually a block owns it: adds up
-//     the
-//                          two sums of its channel
+//     backward          1. a row is a plane, or a piece of one; usually a block owns it and adds
+//                          up the two sums of its channel
 //                       2. group_means: a few threads own a group, and add up its channels
 //                       3. the same rows again: reads them once more, writes grad_x
 //   pixels.cuh (NHWC)   a sample is a matrix: a row per pixel, a column per channel
@@ -70,7 +69,7 @@ struct GroupNorm {
     const A z = fma(normed, by.weight, by.bias);
     return silu ? Silu<T>{}.value(z) : z;
   }
-  // Given that of y.
+  // The gradient of z, given that of y.
   __device__ __forceinline__ A z_gradient(A normed, const Affine<A>& by, A grad) const {
     if (!silu) return grad;
     A value;

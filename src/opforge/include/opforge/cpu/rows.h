@@ -47,8 +47,8 @@ OPFORGE_INLINE void store_lanes(T* p, int64_t n, vec<T> v) {
   store_some(p, 1, n, v);
 }
 
-// For a result that no cache can keep until it is read. If `streams`, it is written to memory without
-// being read into the caches first. Afterwards, each thread calls finish_streaming().
+// For a result that no cache can keep until it is read. If `streams`, it is written to memory
+// without being read into the caches first. Afterwards, each thread calls finish_streaming().
 template <class T, class Lanes>
 OPFORGE_INLINE void stream_lanes(bool streams, T* p, Lanes n, vec<T> v) {
 #if defined(__AVX__)
