@@ -50,7 +50,7 @@ def test_many_long_rows(name, shape, dtype, multiprocessors):
 
 @pytest.mark.parametrize("shape", [(21, 16_392), (9, 16_389)], ids=str)
 def test_a_relu_before_layer_norm(shape):
-    case = arguments("layer_norm", shape, before=norms.RELU)
+    case = arguments("layer_norm", shape, before=int(norms.Stage.RELU))
     case[0][3, 0] = float("nan")  # the element around which a row is added up
     cases.check_forward(record("layer_norm"), case, lambda: small_gpu(4))
     with small_gpu(4, traffic=True) as calls:

@@ -371,7 +371,7 @@ def test_blocks_take_several_rows(name, shape, dtype, residual, mode):
     sizes = (shape, shape, shape[-1:], shape[-1:])
     x, added, weight, bias = (make(*size).requires_grad_() for size in sizes)
     added = added if residual else None
-    relu = norms.RELU if residual else 0  # so that x is wanted beside the sum
+    relu = int(norms.Stage.RELU) if residual else 0  # so that x is wanted beside the sum
     if name == "layer_norm":
         case = (x, weight, bias, added, None, 1e-5, relu, 0, 0.0, True)
     else:

@@ -88,7 +88,9 @@ FAULTS = {
         mode="plain",
     ),
     "misaligned_vector_load": Fault(
-        "misaligned", f"{WHO} accesses memory .* multiple of 16 bytes, but lies 8 past", "Four*>("
+        "misaligned",
+        f"{WHO} accesses memory .* aligned to 16 bytes; the address is 8 bytes past",
+        "Four*>(",
     ),
     "missing_await": Fault(
         "race", f"{WHO} reads .* {WHO} of the kernel before wrote, without await_previous", "= i <"

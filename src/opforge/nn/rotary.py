@@ -52,10 +52,10 @@ class RotaryEmbedding(nn.Module):
         self, q: Tensor, k: Tensor | None = None, positions: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Rotate ``q`` and ``k``, (..., seq, heads, head dim), by the angles of their positions."""
-        turned: tuple[Tensor, Tensor | None] = opforge.rope(
+        rotated: tuple[Tensor, Tensor | None] = opforge.rope(
             q, k, self.cos, self.sin, positions, self.interleaved
         )
-        return turned
+        return rotated
 
     def extra_repr(self) -> str:
         """The arguments that repr() shows."""

@@ -1,18 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/cpu/columns.h>
 #include <opforge/families/dropout/cpu.h>
-#include <opforge/families/dropout/host.h>
+
+#include "check.h"
 
 namespace opforge {
 
 Tensor bias_dropout_residual_cpu(const Tensor& x, const std::optional<Tensor>& bias,
                                  const Tensor& residual, const Tensor& seed, double p) {
-  OPFORGE_CHECK(x.dim() >= 1 && same_shape(x, residual) && dtype_code(x) == dtype_code(residual),
-                "bias_dropout_residual: x and residual differ in shape or dtype");
-  OPFORGE_CHECK(!bias || (dtype_code(x) == dtype_code(*bias) && bias->dim() == 1 &&
-                          bias->size(0) == x.size(x.dim() - 1)),
-                "bias_dropout_residual: bias must hold one value per column of x");
-  check_dropout("bias_dropout_residual", seed, p);
+  check_forward(x, bias, residual, seed, p);
   const Tensor y = empty(sizes(x), x);
   const auto run = [&](const auto& layout, const Tensor& y, const auto&... in) {
     dispatch(dtype_of(y), [&]<class T>(Type<T>) {
@@ -48,8 +44,7 @@ OPFORGE_INLINE void backward_row(const T* grad, int64_t step,
 std::tuple<Tensor, Tensor> bias_dropout_residual_backward_cpu(const Tensor& grad_y,
                                                               const Tensor& seed, double p,
                                                               bool needs_bias) {
-  OPFORGE_CHECK(grad_y.dim() >= 1, "bias_dropout_residual_backward: grad_y is a scalar");
-  check_dropout("bias_dropout_residual", seed, p);
+  check_backward(grad_y, seed, p);
   const int64_t cols = needs_bias ? grad_y.size(grad_y.dim() - 1) : 0;
   const Tensor grad_x = empty(sizes(grad_y), grad_y), grad_bias = empty({&cols, 1}, grad_y);
   if (grad_y.numel() == 0) {

@@ -1,20 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/families/dropout/host.h>
-
+#include "check.h"
 #include "kernel.cuh"
 
 namespace opforge {
 
 Tensor bias_dropout_residual_cuda(const Tensor& x, const std::optional<Tensor>& bias,
                                   const Tensor& residual, const Tensor& seed, double p) {
-  OPFORGE_CHECK(x.dim() >= 1 && same_device(x, residual) && same_shape(x, residual) &&
-                    dtype_code(x) == dtype_code(residual),
-                "bias_dropout_residual: x and residual differ in device, shape or dtype");
-  OPFORGE_CHECK(!bias || (same_device(x, *bias) && dtype_code(x) == dtype_code(*bias) &&
-                          bias->dim() == 1 && bias->size(0) == x.size(x.dim() - 1)),
-                "bias_dropout_residual: bias must hold one value per column of x");
-  OPFORGE_CHECK(same_device(x, seed), "bias_dropout_residual: seed is on another device");
-  check_dropout("bias_dropout_residual", seed, p);
+  check_forward(x, bias, residual, seed, p);
   const DeviceGuard guard(x.get_device_index());
   const Tensor y = empty(sizes(x), x);
   const auto run = [&](const auto& layout, const Tensor& y, const auto&... in) {
@@ -35,9 +27,7 @@ Tensor bias_dropout_residual_cuda(const Tensor& x, const std::optional<Tensor>& 
 std::tuple<Tensor, Tensor> bias_dropout_residual_backward_cuda(const Tensor& grad_y,
                                                                const Tensor& seed, double p,
                                                                bool needs_bias) {
-  OPFORGE_CHECK(grad_y.dim() >= 1 && same_device(grad_y, seed),
-                "bias_dropout_residual_backward: grad_y is a scalar or not where the seed is");
-  check_dropout("bias_dropout_residual", seed, p);
+  check_backward(grad_y, seed, p);
   const DeviceGuard guard(grad_y.get_device_index());
   const int64_t cols = needs_bias ? grad_y.size(grad_y.dim() - 1) : 0;
   const Tensor grad_x = empty(sizes(grad_y), grad_y), grad_bias = empty({&cols, 1}, grad_y);

@@ -1,17 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/cpu/columns.h>
 #include <opforge/families/activations/cpu.h>
-#include <opforge/host.h>
+
+#include "check.h"
 
 namespace opforge {
 
 namespace {
-
-void check(const char* op, const Tensor& x, const Tensor& bias) {
-  OPFORGE_CHECK(dtype_code(x) == dtype_code(bias), op, ": x and bias differ in dtype");
-  OPFORGE_CHECK(x.dim() >= 1 && bias.dim() == 1 && bias.size(0) == x.size(x.dim() - 1), op,
-                ": bias must hold one value per column of x");
-}
 
 template <class T, class F>
 void with_gelu(bool tanh, const F& f) {
@@ -43,7 +38,7 @@ OPFORGE_INLINE void backward_row(const T* grad, int64_t grad_step, const T* x, i
 }  // namespace
 
 Tensor bias_gelu_cpu(const Tensor& x, const Tensor& bias, bool tanh) {
-  check("bias_gelu", x, bias);
+  check_bias("bias_gelu", x, bias);
   const Tensor y = empty(sizes(x), x);
   over_elements(
       y,
@@ -61,9 +56,7 @@ Tensor bias_gelu_cpu(const Tensor& x, const Tensor& bias, bool tanh) {
 
 std::tuple<Tensor, Tensor> bias_gelu_backward_cpu(const Tensor& grad_y, const Tensor& x,
                                                   const Tensor& bias, bool tanh) {
-  check("bias_gelu_backward", x, bias);
-  OPFORGE_CHECK(same_shape(grad_y, x) && dtype_code(grad_y) == dtype_code(x),
-                "bias_gelu_backward: grad_y and x differ in shape or dtype");
+  check_backward(grad_y, x, bias);
   const Tensor grad_x = empty(sizes(x), x), grad_bias = empty(sizes(bias), x);
   if (x.numel() == 0) {
     fill_zero(grad_bias);

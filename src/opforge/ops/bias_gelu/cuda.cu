@@ -1,23 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/host.h>
-
+#include "check.h"
 #include "kernel.cuh"
 
 namespace opforge {
 
-namespace {
-
-void check(const char* op, const Tensor& x, const Tensor& bias) {
-  OPFORGE_CHECK(same_device(x, bias), op, ": x and bias are on different devices");
-  OPFORGE_CHECK(dtype_code(x) == dtype_code(bias), op, ": x and bias differ in dtype");
-  OPFORGE_CHECK(x.dim() >= 1 && bias.dim() == 1 && bias.size(0) == x.size(x.dim() - 1), op,
-                ": bias must hold one value per column of x");
-}
-
-}  // namespace
-
 Tensor bias_gelu_cuda(const Tensor& x, const Tensor& bias, bool tanh) {
-  check("bias_gelu", x, bias);
+  check_bias("bias_gelu", x, bias);
   const DeviceGuard guard(x.get_device_index());
   const Tensor y = empty(sizes(x), x);
   over_elements(
@@ -34,10 +22,7 @@ Tensor bias_gelu_cuda(const Tensor& x, const Tensor& bias, bool tanh) {
 
 std::tuple<Tensor, Tensor> bias_gelu_backward_cuda(const Tensor& grad_y, const Tensor& x,
                                                    const Tensor& bias, bool tanh) {
-  check("bias_gelu_backward", x, bias);
-  OPFORGE_CHECK(
-      same_device(grad_y, x) && same_shape(grad_y, x) && dtype_code(grad_y) == dtype_code(x),
-      "bias_gelu_backward: grad_y and x differ in device, shape or dtype");
+  check_backward(grad_y, x, bias);
   const DeviceGuard guard(x.get_device_index());
   const Tensor grad_x = empty(sizes(x), x), grad_bias = empty(sizes(bias), x);
   if (x.numel() == 0) {

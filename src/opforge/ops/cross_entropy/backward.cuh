@@ -25,7 +25,7 @@ struct CrossEntropyBackward {
   Rows<const A> grad_loss;  // all alike, if it was reduced
   const int64_t* count;     // divides the gradient, if there is one
   const A *peak, *log_sum;
-  A spread, kept;  // what smoothing gives to each class, and what it leaves to the label
+  A class_share, label_share;  // smoothing / classes, to every class; 1 - smoothing, to the label
   A z_loss;
 };
 
@@ -34,20 +34,21 @@ struct CrossEntropyBackward {
 template <class T>
 struct RowGradient {
   using A = compute_t<T>;
-  A factor, less, less_at_label;  // less: what is subtracted from every element
+  A factor;
+  A less, less_at_label;  // subtracted from every element; from the label's in addition
   A peak, log_sum;
 
   __device__ __forceinline__ RowGradient(const CrossEntropyBackward<T>& p, int64_t row) {
-    // All loads first, then what waits for one: no load is moved above a wait that comes with the
-    // branch for the count.
-    const A passed = *p.grad_loss.at(row);
+    // All loads stand before the first use of one. The compiler would not do that by itself: it
+    // moves no load across the branch for the count.
+    const A grad_loss = *p.grad_loss.at(row);
     const int64_t count = p.count != nullptr ? *p.count : 1;
     peak = p.peak[row];
     log_sum = p.log_sum[row];
-    const A grad = kShort<T> ? passed * A(roughly_inverse(float(count))) : passed / A(count);
+    const A grad = kShort<T> ? grad_loss * A(roughly_inverse(float(count))) : grad_loss / A(count);
     factor = grad * fma(A(2) * p.z_loss, peak + log_sum, A(1));
-    less = grad * p.spread;
-    less_at_label = grad * p.kept;
+    less = grad * p.class_share;
+    less_at_label = grad * p.label_share;
   }
   __device__ __forceinline__ A probability(A x) const {
     if constexpr (kShort<T>) {
@@ -55,7 +56,7 @@ struct RowGradient {
     }
     return std::exp((x - peak) - log_sum);
   }
-  // Of N columns; the label is `hot` columns after the first.
+  // The gradient of N columns; the label is `hot` columns after the first.
   template <int N>
   __device__ __forceinline__ Packed<T, N> of(const Packed<T, N>& v, int64_t hot,
                                              bool ignored) const {
@@ -92,13 +93,13 @@ __global__ void __launch_bounds__(1024, sizeof(T) < 8 ? 2 : 1)
   store<N>(p.grad.at(row) + col, gradient.of(v, label - col, p.labels.ignored(label)));
 }
 
-// How any other rows are dealt to threads.
+// Which threads take which part of other rows.
 struct GradPlan {
-  int group_shift;           // log2 of the threads to a row, or to a piece of it
-  Divider<uint32_t> pieces;  // of a row, a block each; 1: a row is not cut
+  int group_shift;           // log2 of the threads that share a row, or a piece of it
+  Divider<uint32_t> pieces;  // of a row; a block takes one. 1: rows are not cut
 };
 
-constexpr int kGradVectors = 2;  // a thread's, on their way together
+constexpr int kGradVectors = 2;  // that a thread loads before it uses the first
 
 template <class T>
 __global__ void __launch_bounds__(kGradThreads)
@@ -116,7 +117,8 @@ __global__ void __launch_bounds__(kGradThreads)
   if (row >= p.rows) return;
   const T* const in = p.logits.at(row);
   T* const out = p.grad.at(row);
-  // Vectors are aligned where they are written. Read by element, if the logits are not as well.
+  // Vectors are aligned in the gradient. Where the logits are aligned differently, their elements
+  // are read one by one.
   const Columns<N> columns(out, p.cols);
   const bool aligned = misalignment(in) == misalignment(out);
   const bool has_end = piece == 0 && index < columns.ends;
@@ -157,7 +159,7 @@ template <class T>
 void launch_gradient(const CrossEntropyBackward<T>& p, bool whole, cudaStream_t stream) {
   constexpr int N = kVec<T>;
   const int64_t vectors = ceil_div(p.cols, N), all = p.rows * vectors;
-  // The last block may index past the end, so stay below what a Divider takes.
+  // Threads of the last block index past the last vector, so stay below what a Divider takes.
   if (whole && all < (int64_t(1) << 31) - kGradThreads) {
     const dim3 blocks(unsigned(ceil_div(all, kGradThreads)));
     return launch(cross_entropy_gradient_of_vectors<T>, {blocks, dim3(kGradThreads), stream}, p,

@@ -5,7 +5,7 @@
 #include <limits>
 #include <vector>
 
-#include "rows.h"
+#include "host.h"
 
 namespace opforge {
 
@@ -41,10 +41,11 @@ OPFORGE_INLINE void each_vector(const T* x, int64_t n, const Visit& visit) {
 template <class T>
 struct ExpSum {
   compute_t<T> peak = kLowest<T>;
-  double sum = 0, away = 0;  // away: from a pivot, all elements together
+  double sum = 0, above_pivot = 0;  // above_pivot: the sum of x - pivot
 };
 
-// A piece of the row at a time: its largest element first, then, from the cache, the exponentials.
+// Takes the row in pieces. Each is read twice: for its largest element, then, from the cache, for
+// the exponentials.
 template <class T>
 static ExpSum<T> exp_sum(const T* x, int64_t cols, bool smooth, compute_t<T> pivot) {
   using A = compute_t<T>;
@@ -65,11 +66,11 @@ static ExpSum<T> exp_sum(const T* x, int64_t cols, bool smooth, compute_t<T> piv
     each_vector(x + begin, n, [&](vec<T> v) { sum += exp(v - from); });
     for (int i = 0; i < kLanes<T>; ++i) total.sum += double(sum[i]);
     if (!smooth) continue;
-    vec<T> far = {};
+    vec<T> above = {};
     int64_t j = 0;
-    for (; j + kLanes<T> <= n; j += kLanes<T>) far += load(x + begin + j) - pivot;
-    for (int i = 0; i < kLanes<T>; ++i) total.away += double(far[i]);
-    for (; j < n; ++j) total.away += double(widen(x[begin + j]) - pivot);
+    for (; j + kLanes<T> <= n; j += kLanes<T>) above += load(x + begin + j) - pivot;
+    for (int i = 0; i < kLanes<T>; ++i) total.above_pivot += double(above[i]);
+    for (; j < n; ++j) total.above_pivot += double(widen(x[begin + j]) - pivot);
   }
   return total;
 }
@@ -92,7 +93,7 @@ static RowResult<T> row_loss(const CrossEntropyOptions& o, const T* x, int64_t c
   const double logs = std::log(total.sum), peak = double(total.peak), lse = peak + logs;
   double loss = (peak - double(widen(x[label]))) + logs;
   if (smooth) {
-    const double others = (peak - double(pivot)) - total.away / double(cols) + logs;
+    const double others = (peak - double(pivot)) - total.above_pivot / double(cols) + logs;
     loss = (1 - o.smoothing) * loss + o.smoothing * others;
   }
   if (o.z_loss != 0) loss += o.z_loss * lse * lse;
@@ -104,16 +105,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_cpu(const Tensor& logit
                                                              int64_t ignore_index, double smoothing,
                                                              double z_loss, int64_t reduction,
                                                              bool) {
-  const CrossEntropyOptions options{ignore_index, smoothing, z_loss, reduction};
+  const CrossEntropyOptions options{ignore_index, smoothing, z_loss, Reduction(reduction)};
   options.check(logits, target);
-  const CrossEntropyResult out(logits, target, reduction);
+  const bool reduced = options.reduction != Reduction::none;
+  const bool averaged = options.reduction == Reduction::mean;
+  const CrossEntropyResult out(logits, target, options.reduction);
   const int64_t rows = target.numel(), cols = logits.size(logits.dim() - 1);
   const RowsView view = as_rows(logits);
   const RowsView labels = per_row(target);
   dispatch(dtype_of(logits), [&]<class T>(Type<T>) {
     using A = compute_t<T>;
-    std::vector<A> own(reduction == kEach ? 0 : size_t(rows));
-    A* const losses = reduction == kEach ? mutable_data<A>(out.loss) : own.data();
+    std::vector<A> own(reduced ? size_t(rows) : 0);
+    A* const losses = reduced ? own.data() : mutable_data<A>(out.loss);
     A *const peak = mutable_data<A>(out.peak), *const log_sum = mutable_data<A>(out.log_sum);
     const Rows<T> from = view.read<T>();
     const Rows<int64_t> to = labels.read<int64_t>();
@@ -127,7 +130,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_cpu(const Tensor& logit
         log_sum[row] = r.log_sum;
       }
     });
-    if (reduction == kEach) return;
+    if (!reduced) return;
     double sum = 0;
     int64_t count = 0;
     RowsFrom<int64_t> label(to, 0);
@@ -135,8 +138,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_cpu(const Tensor& logit
       sum += double(losses[row]);
       count += *label.row() != ignore_index;
     }
-    if (reduction == kMean) *mutable_data<int64_t>(out.count) = count;
-    *mutable_data<A>(out.loss) = A(reduction == kMean ? sum / double(count) : sum);
+    if (averaged) *mutable_data<int64_t>(out.count) = count;
+    *mutable_data<A>(out.loss) = A(averaged ? sum / double(count) : sum);
   });
   return {out.loss, out.peak, out.log_sum, out.count};
 }
@@ -151,24 +154,25 @@ static void row_gradient(const CrossEntropyOptions& o, const T* x, int64_t cols,
     return;
   }
   const A factor = grad * (A(1) + A(2 * o.z_loss) * (peak + log_sum));
-  const A share = A(o.smoothing) / A(cols);
-  const A spread = grad * share, whole = grad * (share + A(1 - o.smoothing));  // less at the label
+  // Subtracted from every element, and from the label's.
+  const A class_share = A(o.smoothing) / A(cols), label_share = A(1 - o.smoothing);
+  const A less = grad * class_share, less_hot = grad * (class_share + label_share);
   const bool exists = label >= 0 && label < cols;
   const A at_label = exists ? widen(x[label]) : A(0);
-  const auto gradient = [&](vec<T> v, A less) {
-    return fma(factor - vec<T>{}, exp((v - peak) - log_sum), -less - vec<T>{});
+  const auto gradient = [&](vec<T> v, A subtracted) {
+    return fma(factor - vec<T>{}, exp((v - peak) - log_sum), -subtracted - vec<T>{});
   };
   int64_t j = 0;
-  for (; j + kLanes<T> <= cols; j += kLanes<T>) store(out + j, gradient(load(x + j), spread));
-  if (j < cols) store_some(out + j, 1, cols - j, gradient(load_some(x + j, 1, cols - j), spread));
-  if (exists) out[label] = narrow<T>(gradient(at_label - vec<T>{}, whole)[0]);
+  for (; j + kLanes<T> <= cols; j += kLanes<T>) store(out + j, gradient(load(x + j), less));
+  if (j < cols) store_some(out + j, 1, cols - j, gradient(load_some(x + j, 1, cols - j), less));
+  if (exists) out[label] = narrow<T>(gradient(at_label - vec<T>{}, less_hot)[0]);
 }
 
 Tensor cross_entropy_backward_cpu(const Tensor& grad_loss, const Tensor& logits,
                                   const Tensor& target, const Tensor& peak, const Tensor& log_sum,
                                   const Tensor& count, int64_t ignore_index, double smoothing,
                                   double z_loss, int64_t reduction, bool overwrite) {
-  const CrossEntropyOptions options{ignore_index, smoothing, z_loss, reduction};
+  const CrossEntropyOptions options{ignore_index, smoothing, z_loss, Reduction(reduction)};
   const CrossEntropySaved saved(options, grad_loss, logits, target, peak, log_sum, count);
   const RowsView view = as_rows(logits);
   const int64_t rows = target.numel(), cols = logits.size(logits.dim() - 1);
@@ -181,7 +185,7 @@ Tensor cross_entropy_backward_cpu(const Tensor& grad_loss, const Tensor& logits,
     const A *const peaks = data<A>(saved.peak), *const logs = data<A>(saved.log_sum);
     const Rows<A> grads = saved.grad.read<A>();
     const Rows<int64_t> labels = saved.target.read<int64_t>();
-    const A count = reduction == kMean ? A(*data<int64_t>(saved.count)) : A(1);
+    const A count = options.reduction == Reduction::mean ? A(*data<int64_t>(saved.count)) : A(1);
     T* const out = mutable_data<T>(grad);
     if (!over) prefer_huge_pages(out, logits.numel() * int64_t(sizeof(T)));
     const Rows<T> from = view.read<T>();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/host/rows.h>
 
+#include "host.h"
 #include "kernel.cuh"
-#include "rows.h"
 
 namespace opforge {
 
@@ -11,21 +11,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_cuda(const Tensor& logi
                                                               int64_t ignore_index,
                                                               double smoothing, double z_loss,
                                                               int64_t reduction, bool) {
-  const CrossEntropyOptions options{ignore_index, smoothing, z_loss, reduction};
+  const CrossEntropyOptions options{ignore_index, smoothing, z_loss, Reduction(reduction)};
   options.check(logits, target);
+  const bool reduced = options.reduction != Reduction::none;
+  const bool averaged = options.reduction == Reduction::mean;
   const DeviceGuard guard(logits.get_device_index());
-  const CrossEntropyResult out(logits, target, reduction);
+  const CrossEntropyResult out(logits, target, options.reduction);
   const int64_t rows = target.numel(), cols = logits.size(logits.dim() - 1);
-  if (rows == 0 && reduction == kEach) return {out.loss, out.peak, out.log_sum, out.count};
+  if (rows == 0 && !reduced) return {out.loss, out.peak, out.log_sum, out.count};
   const RowsView view = as_rows(logits);
   const RowsView labels = per_row(target);
   const cudaStream_t stream = current_stream(logits);
   const int64_t blocks = total_blocks(rows), int64s = 1 + blocks;
   const int32_t wide = accumulator_dtype(logits);
-  const Tensor losses = reduction == kEach ? out.loss : empty(sizes(target), wide, logits);
+  const Tensor losses = reduced ? empty(sizes(target), wide, logits) : out.loss;
   const Tensor parts = empty({&blocks, 1}, wide, logits);
   const Tensor counts = empty({&int64s, 1}, aoti_torch_dtype_int64(), logits);
-  // Behind a count for each block.
+  // After a count for each block.
   unsigned* const arrived = reinterpret_cast<unsigned*>(mutable_data<int64_t>(counts) + blocks);
   dispatch(dtype_of(logits), [&]<class T>(Type<T>) {
     using A = compute_t<T>;
@@ -41,14 +43,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy_cuda(const Tensor& logi
     const bool whole =
         misalignment(data<T>(view.tensor)) == 0 && view.steps_by(kVec<T>) && cols % kVec<T> == 0;
     if (rows > 0) launch_losses(rows, cols, !whole, p, stream);
-    if (reduction == kEach) return;
+    if (!reduced) return;
     const LossTotal<A> total{p.losses,
                              p.labels,
                              rows,
                              mutable_data<A>(parts),
                              mutable_data<A>(out.loss),
                              mutable_data<int64_t>(counts),
-                             reduction == kMean ? mutable_data<int64_t>(out.count) : nullptr,
+                             averaged ? mutable_data<int64_t>(out.count) : nullptr,
                              arrived};
     launch(cross_entropy_total<A>,
            {dim3(unsigned(blocks)), dim3(total_threads(rows)), stream, 0, rows > 0}, total);
@@ -60,7 +62,7 @@ Tensor cross_entropy_backward_cuda(const Tensor& grad_loss, const Tensor& logits
                                    const Tensor& target, const Tensor& peak, const Tensor& log_sum,
                                    const Tensor& count, int64_t ignore_index, double smoothing,
                                    double z_loss, int64_t reduction, bool overwrite) {
-  const CrossEntropyOptions options{ignore_index, smoothing, z_loss, reduction};
+  const CrossEntropyOptions options{ignore_index, smoothing, z_loss, Reduction(reduction)};
   const DeviceGuard guard(logits.get_device_index());
   const CrossEntropySaved saved(options, grad_loss, logits, target, peak, log_sum, count);
   const RowsView from = as_rows(logits);
@@ -81,11 +83,11 @@ Tensor cross_entropy_backward_cuda(const Tensor& grad_loss, const Tensor& logits
     p.rows = target.numel();
     p.cols = cols;
     p.grad_loss = saved.grad.read<A>();
-    p.count = reduction == kMean ? data<int64_t>(saved.count) : nullptr;
+    p.count = options.reduction == Reduction::mean ? data<int64_t>(saved.count) : nullptr;
     p.peak = data<A>(saved.peak);
     p.log_sum = data<A>(saved.log_sum);
-    p.spread = A(smoothing / double(cols));
-    p.kept = A(1 - smoothing);
+    p.class_share = A(smoothing / double(cols));
+    p.label_share = A(1 - smoothing);
     p.z_loss = A(z_loss);
     const bool whole = misalignment(p.logits.data) == 0 && misalignment(p.grad.data) == 0 &&
                        from.steps_by(kVec<T>) && cols % kVec<T> == 0;

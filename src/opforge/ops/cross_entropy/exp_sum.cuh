@@ -37,9 +37,9 @@ __device__ __forceinline__ compute_t<T> largest(const Packed<T, N> (&v)[K]) {
 }
 
 // What is known of a part of a row: its largest element (the peak), NaN aside, and the sum of
-// e^(v - peak). For 16-bit elements the sum is of 2^(v · rate - shift), where rate is log2(e) and
-// the shift is peak · rate, rounded. That takes one fma, not a difference and a product. log()
-// makes up for the rounding.
+// e^(v - peak). For 16-bit elements the sum is of 2^(v · rate - shift), where the rate is log2(e),
+// but see rate(), and the shift is peak · rate, rounded. That takes one fma, not a difference and a
+// product. log() corrects for the rounding.
 template <class T>
 struct ExpSum {
   using A = compute_t<T>;
@@ -47,8 +47,9 @@ struct ExpSum {
 
   // What is subtracted: the peak; 0 where nothing but -inf was seen, because -inf - -inf is NaN.
   static __device__ __forceinline__ A base(A top) { return top == A(-INFINITY) ? A(0) : top; }
-  // For a peak so large, 2^(rounding of the shift) could overflow. But unequal 16-bit elements lie
-  // so far apart there that the smaller adds 0 at either rate; and a power of two rounds nothing.
+  // With log2(e), the shift of a huge peak has a rounding error e so large that 2^e could overflow.
+  // Then the rate is a power of two instead: the product is exact, and e is 0. The sum is the same
+  // at both rates: unequal 16-bit elements are so far apart there that the smaller one adds 0.
   static __device__ __forceinline__ A rate(A top) {
     return fabs(top) > A(1e8) ? A(1.0 / 1024) : A(1.44269504f);
   }

@@ -20,7 +20,7 @@ struct CrossEntropyForward {
   Labels labels;
   A smoothing, z_loss;
   A *losses, *peak, *log_sum;
-  unsigned* arrived;  // for cross_entropy_total, which counts its blocks from 0 in it
+  unsigned* arrived;  // set to 0 here; cross_entropy_total counts its finished blocks in it
 
   // `above_pivot`: the sum of x - pivot over the row; for smoothing.
   __device__ __forceinline__ void finish(int64_t row, const ExpSum<T>& total, A at_label, A pivot,
@@ -43,7 +43,8 @@ struct CrossEntropyForward {
 
 constexpr int kPlainInFlight = 8;  // vectors of a plain row that a thread loads at once
 
-// Plain: rows are made of aligned vectors, and there is no smoothing.
+// Plain: rows are made of aligned vectors, each thread loads all of its part at once, and there is
+// no smoothing. Other rows are loaded kInFlight vectors at a time.
 template <class T, bool Plain>
 __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
     cross_entropy_rows(const RowPlan plan, const CrossEntropyForward<T> p) {
@@ -77,8 +78,8 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
   };
 
   // Nothing is done with what is loaded, the label included, before all loads are under way.
-  T at_label, end;
-  if (has_end) end = start[columns.end(place.index)];
+  T at_label, end_value;
+  if (has_end) end_value = start[columns.end(place.index)];
   load();
   const int64_t label = place.exists ? p.labels.of(row) : p.labels.ignore_index;
   const bool ignored = p.labels.ignored(label), has_loss = !ignored && p.labels.exists(label);
@@ -114,7 +115,7 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
       }
     }
     if (has_end) {
-      const Packed<T, 1> single[1] = {Vec<T, 1>{end}};
+      const Packed<T, 1> single[1] = {Vec<T, 1>{end_value}};
       total.add(single);
       if (smooth) add_above_pivot(single[0]);
     }
@@ -134,18 +135,20 @@ __global__ void __launch_bounds__(kRowThreads, sizeof(T) < 8 ? 2 : 1)
   }
 }
 
-constexpr int kMostOfShort = 32;  // vectors of a short row that a thread may take
+constexpr int kMostOfShort = 32;  // vectors that a thread may take of a short row
 
-// Many plain rows that fit registers have as many threads as load a row at once, if its vectors
-// nearly fill those loads. Of other rows, few are spread over the blocks of clusters until they
-// fill the device; many take small blocks, so that some load while others add up.
+// Three ways, by the number and the length of rows:
+//
+//   many plain rows   a group's threads load a row at once, if its vectors nearly fill the loads
+//   few rows          a row is spread over the blocks of a cluster, until they fill the device
+//   many other rows   small blocks, or less than a warp per row: some load while others add up
 template <class T>
 void launch_losses(int64_t rows, int64_t cols, bool ragged, const CrossEntropyForward<T>& p,
                    cudaStream_t stream) {
   const int64_t device = 1024 * multiprocessors();  // threads that fill it
   if (!ragged && p.smoothing == 0) {
     const RowPlan plan = plan_rows(rows, cols, kVec<T>, false, false, kPlainInFlight);
-    // Loads that find no vector make it slower.
+    // At least 7 of 8 loads must find a vector: the others only cost time.
     const int64_t loads = int64_t(kPlainInFlight) * plan.group;
     if (plan.held && plan.group >= 16 && rows * plan.group >= device &&
         cols / kVec<T> * 8 >= loads * 7) {

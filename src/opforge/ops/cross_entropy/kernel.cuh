@@ -7,11 +7,11 @@
 //             computes: as much. The forward saved each row's peak and logarithm.
 //
 // Forward. A row belongs to a group of threads: some lanes of a warp, a block, or a cluster of
-// blocks. Its threads take the vectors in turn, and the first ones an element each of what lies
-// before and after them. Each keeps an ExpSum, the largest logit so far (the peak) and the sum of
-// e^(logit - peak). With a group of four, and one element at each end:
+// blocks. Its threads take the aligned vectors in turn. Single elements before and after those, the
+// ends, go one each to the first threads. Each thread keeps an ExpSum: the largest logit so far
+// (the peak) and the sum of e^(logit - peak). With a group of four, and one end on each side:
 //
-//   row of logits     | end | v0 | v1 | v2 | v3 | v4 | v5 | ... | end |   vectors are aligned
+//   row of logits     | end | v0 | v1 | v2 | v3 | v4 | v5 | ... | end |
 //   thread of a group    0     0    1    2    3    0    1   ...    1
 //
 //   cross_entropy_rows     vectors -> ExpSum of a thread -> ExpSum of the row, where the sums of
@@ -21,8 +21,7 @@
 // Backward. No sums: an element's gradient follows from the logit and its row's saved numbers.
 //
 //   cross_entropy_gradient_of_vectors   a thread owns one vector; rows are made of aligned vectors
-//   cross_entropy_gradient_of_rows      other rows; a thread owns two vectors and perhaps an
-//                                       element of the ends
+//   cross_entropy_gradient_of_rows      other rows; a thread owns two vectors and perhaps an end
 //
 // All kernels load logits before they know the label, so that no load waits for another. What was
 // loaded of an ignored row is not used.

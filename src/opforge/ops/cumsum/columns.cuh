@@ -28,18 +28,21 @@ struct ColumnScan {
   __host__ __device__ int64_t width() const { return tiles * columns(); }
 };
 
-// Element by element, loads need more registers.
-template <bool kVectors>
-constexpr int kRowsPerThread = kVectors ? 4 : 2;
+enum class Access { vectors, elements };
+enum class Pass { sums, scan };  // sums: of each chunk, if there are several
 
-// What a block knows of its columns: element e of the threads tx is at e * across + tx.
+// Element by element, loads need more registers.
+template <Access access>
+constexpr int kRowsPerThread = access == Access::vectors ? 4 : 2;
+
+// What a block knows of its columns. Element e of thread tx is at e * across + tx.
 template <class A, int N>
 struct ColumnSums {
   A carry[kWarp * N];  // over everything above the tile
   A warp[kColumnThreads / kWarp][kWarp * N];
 };
 
-// Makes of each thread's sums the sums over all rows above it, and takes the tile into the carry.
+// Turns each thread's sums into the sums over all rows above it, and adds the tile to the carry.
 template <class A, int N>
 __device__ __forceinline__ void scan_block_columns(ColumnSums<A, N>& sums, A (&own)[N],
                                                    int across) {
@@ -88,17 +91,18 @@ __device__ __forceinline__ void carry_earlier_chunks(ColumnSums<A, N>& known,
   }
 }
 
-// With kVectors a thread has neighbouring columns, otherwise every `across`-th one.
-// With kSum, only what each column of the chunk adds up to is written, to `sums`.
-template <class T, bool kVectors, bool kSum>
+// A thread that loads vectors has neighbouring columns, otherwise every `across`-th one. Pass::sums
+// writes only the sum of each column of the chunk, to `sums`.
+template <class T, Access access, Pass pass>
 __global__ void __launch_bounds__(kColumnThreads, 2)
     scan_columns(const ColumnScan<T> p, compute_t<T>* sums) {
   using A = compute_t<T>;
-  constexpr int N = kVec<T>, R = kRowsPerThread<kVectors>;
+  constexpr bool kVectors = access == Access::vectors, kSum = pass == Pass::sums;
+  constexpr int N = kVec<T>, R = kRowsPerThread<access>;
   ColumnSums<A, N>& known = shared<ColumnSums<A, N>>();
   const int tx = threadIdx.x & (p.across - 1), ty = threadIdx.x / unsigned(p.across);
   const int down = blockDim.x / unsigned(p.across);
-  // What the first launch read last is in the caches still.
+  // Chunks in reverse order: what the first launch read last is still in the caches.
   const int64_t block = !kSum && p.chunks > 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
   const int64_t rest = block / p.tiles, tile = block - rest * p.tiles;
   const int64_t outer = rest / p.chunks;
@@ -117,7 +121,7 @@ __global__ void __launch_bounds__(kColumnThreads, 2)
   __syncthreads();
 
   const int64_t begin = chunk * p.piece, end = min(begin + p.piece, p.length);
-  // Of the thread's columns so many exist.
+  // How many of the thread's columns exist.
   const int have = int(max(min((p.inner - col + step - 1) / step, int64_t(N)), int64_t(0)));
   const int64_t hop = p.reverse ? -p.row_stride : p.row_stride;
   const int64_t y_hop = p.reverse ? -p.inner : p.inner;
@@ -183,8 +187,8 @@ void cumsum_columns(ColumnScan<T> p, int64_t outer, cudaStream_t stream,
   constexpr int N = kVec<T>;
   const bool vectors = p.inner % N == 0 && misalignment(p.x) == 0 && p.row_stride % N == 0 &&
                        p.outer_stride % N == 0 && tuning.vec != 1;
-  const int rows = vectors ? kRowsPerThread<true> : kRowsPerThread<false>;
-  // Wide tiles read memory best, but narrow ones are more: enough to fill the device.
+  const int rows = vectors ? kRowsPerThread<Access::vectors> : kRowsPerThread<Access::elements>;
+  // Wide tiles read memory best, but there are more narrow ones: enough to fill the device.
   const int64_t wanted = 2 * multiprocessors();
   p.across = kWarp;
   const int narrowest = vectors ? 4 : 8;
@@ -206,10 +210,12 @@ void cumsum_columns(ColumnScan<T> p, int64_t outer, cudaStream_t stream,
   compute_t<T>* sums = nullptr;
   if (p.chunks > 1) {
     sums = workspace(outer * p.chunks * p.width());
-    launch(vectors ? scan_columns<T, true, true> : scan_columns<T, false, true>,
+    launch(vectors ? scan_columns<T, Access::vectors, Pass::sums>
+                   : scan_columns<T, Access::elements, Pass::sums>,
            {grid, dim3(block), stream}, p, sums);
   }
-  launch(vectors ? scan_columns<T, true, false> : scan_columns<T, false, false>,
+  launch(vectors ? scan_columns<T, Access::vectors, Pass::scan>
+                 : scan_columns<T, Access::elements, Pass::scan>,
          {grid, dim3(block), stream, 0, p.chunks > 1}, p, sums);
 }
 

@@ -11,8 +11,8 @@
 // up what they hold, scan those sums across the block, and add what came before to each element. A
 // row too long for a block is held by a cluster of blocks. Longer rows, and many that are
 // unaligned, are scanned part by part. If there are too few rows to fill the GPU, they are cut into
-// chunks. A first launch (row_sums, or scan_columns with kSum) adds up the chunks: a second read,
-// in an order that depends on the shape alone.
+// chunks. A first launch (sum_chunks, or scan_columns with Pass::sums) adds up the chunks: a second
+// read, in an order that depends on the shape alone.
 #pragma once
 
 #include "columns.cuh"

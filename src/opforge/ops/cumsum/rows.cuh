@@ -12,12 +12,16 @@
 
 namespace opforge {
 
+enum class Direction { forward, reverse };
+enum class RowShape { whole, ragged };  // whole: made of aligned vectors, in x and y
+
 // Part of a row in the order of its scan: element i is at address i, or in reverse N - 1 - i, from
 // that of vector 0. Vectors are aligned in y; the row's first and last may be partly outside of it.
-// Rows that are not ragged consist of whole vectors, in x as well.
-template <class T, bool Reverse, bool Ragged>
+template <class T, Direction direction, RowShape shape>
 struct Chunk {
   static constexpr int N = kVec<T>;
+  static constexpr bool Reverse = direction == Direction::reverse;
+  static constexpr bool Ragged = shape == RowShape::ragged;
   const T* x;
   T* y;
   int vectors;      // 0 for a thread without a row
@@ -34,7 +38,7 @@ struct Chunk {
     return i >= front && i < back;
   }
 
-  // Vectors `first`, `first + hop` ...: all that can be under way are, before any is looked at.
+  // Vectors `first`, `first + hop` ...: starts all loads of aligned vectors before it uses any.
   template <int V>
   __device__ __forceinline__ void load(int first, int hop, Packed<T, N> (&v)[V]) const {
 #pragma unroll
@@ -76,9 +80,9 @@ struct RowScan {
   const T* x;
   T* y;  // dense, and aligned
   int64_t rows, length, row_stride;
-  int piece;   // vectors to a chunk
-  int chunks;  // per row
-  int group;   // threads to a chunk: a power of two up to a warp, or the block
+  int piece;   // vectors of a chunk
+  int chunks;  // of a row
+  int group;   // threads that share a chunk: a power of two up to a warp, or the block
   bool exclusive, reverse;
 
   bool ragged() const {
@@ -86,9 +90,11 @@ struct RowScan {
     return length % N != 0 || misalignment(x) != 0 || (rows > 1 && row_stride % N != 0);
   }
 
-  template <bool Reverse, bool Ragged>
-  __device__ __forceinline__ Chunk<T, Reverse, Ragged> chunk(int64_t row, int c) const {
+  template <Direction direction, RowShape shape>
+  __device__ __forceinline__ Chunk<T, direction, shape> chunk(int64_t row, int c) const {
+    using Result = Chunk<T, direction, shape>;
     constexpr int N = kVec<T>;
+    constexpr bool Reverse = Result::Reverse, Ragged = Result::Ragged;
     const int missing = Ragged ? int(row * length % N) : 0;
     const int64_t vectors = (missing + length + N - 1) / N, begin = int64_t(c) * piece;
     const int64_t at = (Reverse ? vectors - 1 - begin : begin) * N - missing;
@@ -104,24 +110,26 @@ struct RowScan {
   }
 };
 
-template <bool Reverse, class T>
+template <Direction direction, class T>
 __device__ __forceinline__ compute_t<T> sum_of(const Packed<T, kVec<T>>& packed) {
   compute_t<T> v[kVec<T>], sum = 0;
   widen(packed, v);
 #pragma unroll
-  for (int e = 0; e < kVec<T>; ++e) sum += v[Reverse ? kVec<T> - 1 - e : e];
+  for (int e = 0; e < kVec<T>; ++e) {
+    sum += v[direction == Direction::reverse ? kVec<T> - 1 - e : e];
+  }
   return sum;
 }
 
 // Each element replaced by the sum up to it.
-template <bool Reverse, class T>
+template <Direction direction, class T>
 __device__ __forceinline__ Packed<T, kVec<T>> running_sums(const Packed<T, kVec<T>>& packed,
                                                            compute_t<T> running, bool exclusive) {
   compute_t<T> v[kVec<T>];
   widen(packed, v);
 #pragma unroll
   for (int i = 0; i < kVec<T>; ++i) {
-    compute_t<T>& one = v[Reverse ? kVec<T> - 1 - i : i];
+    compute_t<T>& one = v[direction == Direction::reverse ? kVec<T> - 1 - i : i];
     const compute_t<T> next = running + one;
     one = exclusive ? running : next;
     running = next;
@@ -129,25 +137,26 @@ __device__ __forceinline__ Packed<T, kVec<T>> running_sums(const Packed<T, kVec<
   return narrow<T>(v);
 }
 
-// How a chunk is held: so many vectors to a thread of a block of so many threads at most, so many
-// blocks of which must have enough registers at once; ragged rows and doubles take more of them. In
-// parts: the threads hold some of it, and have the next part under way while they scan one.
+// How a chunk is held: `Vectors` per thread, in a block of up to `Threads` threads. The registers
+// of a multiprocessor must do for `Blocks` such blocks, or `FewerBlocks` with ragged rows or
+// doubles, which take more registers. In parts: the threads hold one part and scan it, while they
+// load the next.
 template <int Vectors, int Threads, int Blocks, int FewerBlocks, bool Parts>
 struct ScanHold {
   static constexpr int kVectors = Vectors, kThreads = Threads;
-  template <class T, bool Ragged>
+  template <class T, RowShape shape>
   static constexpr int blocks() {
-    return Ragged || sizeof(T) == 8 ? FewerBlocks : Blocks;
+    return shape == RowShape::ragged || sizeof(T) == 8 ? FewerBlocks : Blocks;
   }
   static constexpr bool kParts = Parts;
 };
 using ScanWhole = ScanHold<4, 512, 3, 2, false>;
 using ScanParts = ScanHold<4, 256, 4, 3, true>;
 
-// The vectors of a warp are neighbours; a lane has every 32nd. The chunks of a row that are held
-// whole are blocks of a cluster; otherwise there are `sums` of them.
-template <class T, class Hold, bool Reverse, bool Ragged>
-__global__ void __launch_bounds__(Hold::kThreads, Hold::template blocks<T, Ragged>())
+// The vectors of a warp are adjacent; a lane has every 32nd. Where chunks are held whole, those of
+// a row are the blocks of a cluster. Otherwise `sums` has the sum of each chunk.
+template <class T, class Hold, Direction direction, RowShape shape>
+__global__ void __launch_bounds__(Hold::kThreads, Hold::template blocks<T, shape>())
     scan_rows(const RowScan<T> p, const compute_t<T>* sums) {
   using A = compute_t<T>;
   constexpr int V = Hold::kVectors;
@@ -157,7 +166,7 @@ __global__ void __launch_bounds__(Hold::kThreads, Hold::template blocks<T, Ragge
   int64_t row;
   int chunk = 0;
   if (alone) {
-    // What row_sums read last is in the caches still.
+    // Chunks in reverse order: what sum_chunks read last is still in the caches.
     const unsigned block = kParts && p.chunks > 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
     row = p.chunks == 1 ? block : block / unsigned(p.chunks);
     chunk = int(block - row * p.chunks);
@@ -165,7 +174,7 @@ __global__ void __launch_bounds__(Hold::kThreads, Hold::template blocks<T, Ragge
     const int shift = __ffs(p.group) - 1;
     row = int64_t(blockIdx.x) * (blockDim.x >> shift) + (threadIdx.x >> shift);
   }
-  auto part = p.template chunk<Reverse, Ragged>(row, chunk);
+  auto part = p.template chunk<direction, shape>(row, chunk);
   if (row >= p.rows) part.vectors = 0;
   int mine = (alone ? threadIdx.x / kWarp * kWarp * V : 0) + lane;
   Packed<T, kVec<T>> v[V];
@@ -187,7 +196,7 @@ __global__ void __launch_bounds__(Hold::kThreads, Hold::template blocks<T, Ragge
     A before[V], sum = 0;
 #pragma unroll
     for (int u = 0; u < V; ++u) {
-      before[u] = mine + u * lanes < part.vectors ? sum_of<Reverse>(v[u]) : A(0);
+      before[u] = mine + u * lanes < part.vectors ? sum_of<direction>(v[u]) : A(0);
     }
     warp_scan(before, lanes);
 #pragma unroll
@@ -207,7 +216,7 @@ __global__ void __launch_bounds__(Hold::kThreads, Hold::template blocks<T, Ragge
     for (int u = 0; u < V; ++u) {
       const int j = mine + u * lanes;
       if (j < part.vectors)
-        part.store(j, running_sums<Reverse>(v[u], start + before[u], p.exclusive));
+        part.store(j, running_sums<direction>(v[u], start + before[u], p.exclusive));
     }
     if constexpr (kParts) {
       mine += p.group * V;
@@ -220,7 +229,7 @@ __global__ void __launch_bounds__(Hold::kThreads, Hold::template blocks<T, Ragge
 }
 
 template <class T>
-__global__ void __launch_bounds__(512) row_sums(const RowScan<T> p, compute_t<T>* sums) {
+__global__ void __launch_bounds__(512) sum_chunks(const RowScan<T> p, compute_t<T>* sums) {
   const int64_t row = blockIdx.x / unsigned(p.chunks);
   const int chunk = int(blockIdx.x - row * p.chunks);
   compute_t<T> sum = 0;
@@ -231,14 +240,14 @@ __global__ void __launch_bounds__(512) row_sums(const RowScan<T> p, compute_t<T>
       part.load(j, blockDim.x, v);
 #pragma unroll
       for (int u = 0; u < V; ++u) {
-        if (j + u * int(blockDim.x) < part.vectors) sum += sum_of<false>(v[u]);
+        if (j + u * int(blockDim.x) < part.vectors) sum += sum_of<Direction::forward>(v[u]);
       }
     }
   };
   if (p.reverse) {
-    add(p.template chunk<true, true>(row, chunk));
+    add(p.template chunk<Direction::reverse, RowShape::ragged>(row, chunk));
   } else {
-    add(p.template chunk<false, true>(row, chunk));
+    add(p.template chunk<Direction::forward, RowShape::ragged>(row, chunk));
   }
   release_next();
   sum = group_sum(sum, p.group);
@@ -253,11 +262,12 @@ void scan_held(const RowScan<T>& p, int block, cudaStream_t stream,
     const int cluster = Hold::kParts ? 1 : p.chunks;
     launch(kernel, {grid, dim3(block), stream, 0, sums != nullptr, cluster}, p, sums);
   };
-  if (p.ragged()) {
-    run(p.reverse ? scan_rows<T, Hold, true, true> : scan_rows<T, Hold, false, true>);
-  } else {
-    run(p.reverse ? scan_rows<T, Hold, true, false> : scan_rows<T, Hold, false, false>);
-  }
+  const auto run_shape = [&]<RowShape shape>(std::integral_constant<RowShape, shape>) {
+    p.reverse ? run(scan_rows<T, Hold, Direction::reverse, shape>)
+              : run(scan_rows<T, Hold, Direction::forward, shape>);
+  };
+  p.ragged() ? run_shape(std::integral_constant<RowShape, RowShape::ragged>{})
+             : run_shape(std::integral_constant<RowShape, RowShape::whole>{});
 }
 
 // `workspace(n)` gives memory for n sums.
@@ -280,9 +290,9 @@ void cumsum_rows(RowScan<T> p, cudaStream_t stream, const Workspace& workspace) 
     return scan_held<ScanWhole>(p, p.group, stream);
   }
   const int64_t wanted = 2 * multiprocessors() / p.rows;
-  // A cluster to a row. Many ragged ones take the parts below, which 50257 columns were faster by.
+  // A cluster to a row. Many ragged rows take the parts below, which were faster for 50257 columns.
   if (vectors <= 8 * kBlockHolds && (wanted >= 4 || !p.ragged()) &&
-      can_cluster(scan_rows<T, ScanWhole, false, false>)) {
+      can_cluster(scan_rows<T, ScanWhole, Direction::forward, RowShape::whole>)) {
     while (p.chunks * kBlockHolds < vectors) p.chunks *= 2;
     p.piece = int(ceil_div(vectors, p.chunks));
     p.group = threads(p.piece);
@@ -297,7 +307,7 @@ void cumsum_rows(RowScan<T> p, cudaStream_t stream, const Workspace& workspace) 
   p.chunks = int(ceil_div(vectors, p.piece));
   p.group = std::min(ScanParts::kThreads, threads(p.piece));
   compute_t<T>* const sums = workspace(p.rows * p.chunks);
-  launch(row_sums<T>, {dim3(unsigned(p.rows * p.chunks)), dim3(p.group), stream}, p, sums);
+  launch(sum_chunks<T>, {dim3(unsigned(p.rows * p.chunks)), dim3(p.group), stream}, p, sums);
   scan_held<ScanParts>(p, p.group, stream, sums);
 }
 

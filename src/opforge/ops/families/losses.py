@@ -4,6 +4,7 @@ the latter over chunks of rows."""
 
 from __future__ import annotations
 
+import enum
 import math
 from typing import Literal
 
@@ -17,10 +18,17 @@ from opforge.registration.arguments import can_look_at
 Reduction = Literal["none", "mean", "sum"]
 REDUCTIONS: tuple[Reduction, ...] = ("none", "mean", "sum")
 NONE, MEAN, SUM = range(3)  # codes of reductions in the schema
-INPUT, WEIGHT, BIAS = 1, 2, 4  # bits of `wanted` in linear_cross_entropy
 
 _SMALL = 1 << 22  # bytes of logits that are too few to be split
 _ROWS, _LOW_MEMORY_ROWS = 2048, 640  # the most rows at a time, see rows_at_once
+
+
+class Wanted(enum.IntFlag):
+    """The bits of ``wanted`` in linear_cross_entropy: the gradients to compute."""
+
+    INPUT = 1
+    WEIGHT = 2
+    BIAS = 4
 
 
 def validate_options(name: str, label_smoothing: float, z_loss: float, reduction: int) -> None:
@@ -119,11 +127,11 @@ def in_chunks(
     size = rows_of_chunk(input, classes, pieces, low_memory)
     losses = torch.empty(rows, dtype=wide, device=input.device)
     d_input, d_bias = no_tensor(input), no_tensor(input).to(wide)
-    if wanted & INPUT:
+    if wanted & Wanted.INPUT:
         d_input = torch.empty_like(input, memory_format=torch.contiguous_format)
-    if wanted & WEIGHT:
+    if wanted & Wanted.WEIGHT:
         d_weight = _Sum(weight, weight_dtype if low_memory else wide, weight_dtype)
-    if wanted & BIAS:
+    if wanted & Wanted.BIAS:
         d_bias = input.new_zeros(classes, dtype=wide)
 
     def do(part: slice, room: Tensor) -> None:
@@ -140,11 +148,11 @@ def in_chunks(
         d = kernels.cross_entropy_backward.below_autograd(
             factors[part], *given, *saved, *options, NONE, True
         )
-        if wanted & INPUT:
+        if wanted & Wanted.INPUT:
             torch.mm(d, weight, out=d_input[part])
-        if wanted & WEIGHT:
+        if wanted & Wanted.WEIGHT:
             d_weight.add(d, x)
-        if wanted & BIAS:
+        if wanted & Wanted.BIAS:
             d_bias.add_(d.sum(0, dtype=wide))
 
     room = input.new_empty(min(size, rows), classes)
@@ -152,7 +160,7 @@ def in_chunks(
         for first in range(0, rows, size):
             do(slice(first, min(first + size, rows)), room)
     del room
-    total = d_weight.result() if wanted & WEIGHT else no_tensor(input).to(weight_dtype)
+    total = d_weight.result() if wanted & Wanted.WEIGHT else no_tensor(input).to(weight_dtype)
     return losses, d_input, total, d_bias
 
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -18,26 +19,32 @@ from torch import Tensor
 from opforge.op import Make
 from opforge.ops.families import philox
 
-RELU, DROPOUT = 1, 2  # bits of `before` and `after` in the schema
 Where = Literal["before", "after"] | None
 
 
-def around(v: Tensor, what: int, seed: Tensor | None, p: float) -> Tensor:
-    """Apply the relu and the dropout that ``what`` selects, in this order."""
-    if what & RELU:
+class Stage(enum.IntFlag):
+    """The bits of ``before`` and ``after`` in the schema."""
+
+    RELU = 1
+    DROPOUT = 2
+
+
+def apply_stage(v: Tensor, stage: int, seed: Tensor | None, p: float) -> Tensor:
+    """Apply the relu and the dropout that ``stage`` selects, in this order."""
+    if stage & Stage.RELU:
         v = torch.relu(v)
-    if what & DROPOUT:
+    if stage & Stage.DROPOUT:
         assert seed is not None
         v = torch.where(philox.kept(seed, v.shape, p), v * philox.scale(p), 0)
     return v
 
 
-def around_backward(grad: Tensor, v: Tensor, what: int, seed: Tensor | None, p: float) -> Tensor:
-    """The gradient of ``v``, the input of :func:`around`."""
-    if what & DROPOUT:
+def stage_backward(grad: Tensor, v: Tensor, stage: int, seed: Tensor | None, p: float) -> Tensor:
+    """The gradient of ``v``, the input of :func:`apply_stage`."""
+    if stage & Stage.DROPOUT:
         assert seed is not None
         grad = torch.where(philox.kept(seed, v.shape, p), grad * philox.scale(p), 0)
-    if what & RELU:
+    if stage & Stage.RELU:
         grad = grad.masked_fill(v <= 0, 0)
     return grad
 
@@ -46,7 +53,7 @@ def sum_before(
     x: Tensor, residual: Tensor | None, seed: Tensor | None, before: int, p: float
 ) -> Tensor:
     """The tensor that is normalised, in the dtype that kernels compute in, for statistics."""
-    h = around(x.detach(), before, part(seed, 0), p)
+    h = apply_stage(x.detach(), before, part(seed, 0), p)
     return wide(h if residual is None else h + residual.detach())
 
 
@@ -65,7 +72,7 @@ def through_sum(
         grad = grad + grad_h
     if before == 0:
         return grad.to(dtype), no_tensor(x).to(dtype)
-    grad_x = around_backward(grad, wide(x), before, part(seed, 0), p)
+    grad_x = stage_backward(grad, wide(x), before, part(seed, 0), p)
     grad_residual = no_tensor(x) if residual_shape is None else grad
     return grad_x.to(dtype), grad_residual.to(dtype)
 
@@ -101,7 +108,8 @@ def codes(relu: Where, dropout: Where) -> tuple[int, int]:
         if where not in ("before", "after", None):
             raise ValueError(f'opforge: {name} must be "before", "after" or None, got {where!r}')
     return tuple(
-        RELU * (relu == place) + DROPOUT * (dropout == place) for place in ("before", "after")
+        Stage.RELU * (relu == place) + Stage.DROPOUT * (dropout == place)
+        for place in ("before", "after")
     )  # type: ignore[return-value]
 
 
@@ -150,7 +158,7 @@ def validate(
             raise ValueError(
                 f"opforge.{name}: {what} must be 0, 1 (relu), 2 (dropout) or 3 (both), got {code}"
             )
-    if (before | after) & DROPOUT and (seed is None or seed.shape != (2,)):
+    if (before | after) & Stage.DROPOUT and (seed is None or seed.shape != (2,)):
         got = None if seed is None else tuple(seed.shape)
         raise ValueError(
             f"opforge.{name}: a dropout needs seed, an int64 tensor of shape (2,); got {got} "
@@ -160,7 +168,7 @@ def validate(
 
 def unsaved(residual: Tensor | None, before: int) -> tuple[str, ...]:
     """Do not save x if there is a residual: the backward then only needs it for a relu's mask."""
-    return ("x",) if residual is not None and not before & RELU else ()
+    return ("x",) if residual is not None and before in (0, Stage.DROPOUT) else ()
 
 
 def cases(make: Make) -> Iterator[tuple[Tensor, Tensor | None, dict[str, Any]]]:
@@ -170,14 +178,8 @@ def cases(make: Make) -> Iterator[tuple[Tensor, Tensor | None, dict[str, Any]]]:
         yield make(*shape), None, {}
     yield make(16, 40)[::2], None, {"offset": 1.0}
     yield make(4, 6, 24).transpose(0, 1), make(6, 4, 24), {"save": False}
-    yield make(9, 67)[:, 1:], None, {"before": RELU, "after": DROPOUT, "seed": seed, "p": 0.25}
-    yield make(5, 64), make(5, 64), {"before": DROPOUT, "seed": seed, "p": 0.5}
-    yield (
-        make(5, 50),
-        make(5, 50),
-        {"before": RELU | DROPOUT, "after": RELU | DROPOUT}
-        | {
-            "seed": seed,
-            "p": 0.1,
-        },
-    )
+    relu, dropout = int(Stage.RELU), int(Stage.DROPOUT)
+    yield make(9, 67)[:, 1:], None, {"before": relu, "after": dropout, "seed": seed, "p": 0.25}
+    yield make(5, 64), make(5, 64), {"before": dropout, "seed": seed, "p": 0.5}
+    both = {"before": relu | dropout, "after": relu | dropout}
+    yield make(5, 50), make(5, 50), {**both, "seed": seed, "p": 0.1}

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/families/norm/cpu_host.h>
-#include <opforge/host/split.h>
 
 #include "cpu_pixels.h"
 #include "host.h"
@@ -9,58 +8,47 @@ namespace opforge {
 
 namespace {
 
-// A tensor as samples, channels and pixels.
-struct ImagesView {
-  Tensor tensor;
-  int64_t pixels = 1, sample, channel, pixel = 1;  // the last three are strides
-  ImageOrder order = ImageOrder::other;
+// Planes must follow each other only where a group has several.
+ImageOrder order_of(const ImagesView& x, int64_t groups) {
+  if (x.channels > 1 && x.adjacent_channels()) return ImageOrder::pixels;
+  const bool whole = x.channels == groups || x.channel_stride == x.pixels;
+  return x.adjacent_pixels() && whole ? ImageOrder::planes : ImageOrder::other;
+}
 
-  ImagesView(const Tensor& x, int64_t groups)
-      : tensor(x), sample(x.stride(0)), channel(x.stride(1)) {
-    const int64_t channels = x.size(1), depth = channels / groups;
-    if (!detail::merge_dims(x, 2, size_t(x.dim()), pixels, pixel)) return;
-    // Planes must follow each other only where a group has several.
-    if (channels > 1 && channel == 1) {
-      order = ImageOrder::pixels;
-    } else if ((pixels == 1 || pixel == 1) && (depth == 1 || channel == pixels)) {
-      order = ImageOrder::planes;
-    }
-  }
-
-  template <class T>
-  Images<const T> read() const {
-    return {data<T>(tensor), sample, channel, pixel};
-  }
-  template <class T>
-  Images<T> write() const {
-    prefer_huge_pages(mutable_data<T>(tensor), tensor.numel() * int64_t(sizeof(T)));
-    return {mutable_data<T>(tensor), sample, channel, pixel};
-  }
-};
+template <class T>
+Images<const T> read_images(const ImagesView& x) {
+  return {data<T>(x.tensor), x.sample_stride, x.channel_stride, x.pixel_stride};
+}
+template <class T>
+Images<T> write_images(const ImagesView& x) {
+  prefer_huge_pages(mutable_data<T>(x.tensor), x.tensor.numel() * int64_t(sizeof(T)));
+  return {mutable_data<T>(x.tensor), x.sample_stride, x.channel_stride, x.pixel_stride};
+}
 
 // x and a new tensor like it, which are `from` and `to` where there is a kernel for their order.
 // Otherwise a contiguous copy of x stands in for x, and finish() copies `to` into the result.
 struct Placed {
+  int64_t groups;
   Tensor result;
   ImagesView from, to;
 
   Placed(const Tensor& x, int64_t groups)
-      : result(empty_like(x)), from(x, groups), to(result, groups) {
-    if (from.order == ImageOrder::other || from.order != to.order) {
-      from = ImagesView(contiguous(x), groups);
+      : groups(groups), result(empty_like(x)), from(x), to(result) {
+    if (order() == ImageOrder::other || order() != order_of(to, groups)) {
+      from = ImagesView(contiguous(x));
     }
-    if (from.order != to.order) to = ImagesView(empty(sizes(x), x), groups);
+    if (order() != order_of(to, groups)) to = ImagesView(empty(sizes(x), x));
   }
 
-  bool by_planes() const { return from.order == ImageOrder::planes; }
+  ImageOrder order() const { return order_of(from, groups); }
 
-  // Another tensor of the same shape, or a copy of it in the order of x.
-  ImagesView beside(const Tensor& other, int64_t groups) const {
-    const ImagesView view(other, groups);
-    if (view.order == from.order) return view;
+  // Another tensor of the same shape, or a copy of it.
+  ImagesView in_order_of_x(const Tensor& other) const {
+    const ImagesView view(other);
+    if (order_of(view, groups) == order()) return view;
     const Tensor copy = empty_like(from.tensor);
     copy_into(copy, other);
-    return ImagesView(copy, groups);
+    return ImagesView(copy);
   }
 
   Tensor finish() const {
@@ -87,8 +75,8 @@ GroupNorm<T, kSilu> make_norm(const Tensor& x, const std::optional<Tensor>& weig
                               const std::optional<Tensor>& bias, int64_t groups, double eps) {
   using A = compute_t<T>;
   const int64_t samples = x.size(0), channels = x.size(1);
-  const int64_t pixels = x.numel() / (samples * channels), depth = channels / groups;
-  GroupNorm<T, kSilu> norm{samples, channels, pixels, groups, depth, depth * pixels, eps};
+  const int64_t pixels = x.numel() / (samples * channels), members = channels / groups;
+  GroupNorm<T, kSilu> norm{samples, channels, pixels, groups, members, members * pixels, eps};
   if (weight) norm.weight = data<A>(*weight);
   if (bias) norm.bias = data<A>(*bias);
   return norm;
@@ -110,8 +98,9 @@ std::tuple<Tensor, Tensor, Tensor> group_norm_cpu(const Tensor& x,
     using A = compute_t<T>;
     const auto norm = make_norm<T, kSilu>(x, wide_weight, wide_bias, groups, eps);
     const Statistics<T> saved{mutable_data<A>(mean), mutable_data<A>(rstd)};
-    const auto run = placed.by_planes() ? planes_forward<T, kSilu> : pixels_forward<T, kSilu>;
-    run(norm, placed.from.read<T>(), placed.to.write<T>(), saved);
+    const bool planes = placed.order() == ImageOrder::planes;
+    const auto run = planes ? planes_forward<T, kSilu> : pixels_forward<T, kSilu>;
+    run(norm, read_images<T>(placed.from), write_images<T>(placed.to), saved);
   });
   const Tensor y = placed.finish();
   if (!save) return {y, no_statistic(x), no_statistic(x)};
@@ -132,7 +121,7 @@ std::tuple<Tensor, Tensor, Tensor> group_norm_backward_cpu(const Tensor& grad_y,
     return {empty_like(x), grad_weight, grad_bias};
   }
   const Placed placed(x, groups);
-  const ImagesView grads = placed.beside(grad_y, groups);
+  const ImagesView grads = placed.in_order_of_x(grad_y);
   const auto wide_weight = wide_param(weight, x), wide_bias = wide_param(bias, x);
   const bool has_statistics = mean.numel() > 0 && rstd.numel() > 0;
   const Tensor means = has_statistics ? contiguous(mean) : given.statistic(x),
@@ -146,9 +135,10 @@ std::tuple<Tensor, Tensor, Tensor> group_norm_backward_cpu(const Tensor& grad_y,
       return param ? std::make_unique_for_overwrite<A[]>(n) : nullptr;
     };
     const auto weight_sums = sums_of(weight), bias_sums = sums_of(bias);
-    const auto run = placed.by_planes() ? planes_backward<T, kSilu> : pixels_backward<T, kSilu>;
-    run(norm, grads.read<T>(), placed.from.read<T>(), saved, has_statistics, placed.to.write<T>(),
-        {weight_sums.get(), bias_sums.get()});
+    const bool planes = placed.order() == ImageOrder::planes;
+    const auto run = planes ? planes_backward<T, kSilu> : pixels_backward<T, kSilu>;
+    run(norm, read_images<T>(grads), read_images<T>(placed.from), saved, has_statistics,
+        write_images<T>(placed.to), {weight_sums.get(), bias_sums.get()});
     const auto finish = [&](const A* sums, const Tensor& to) {
       if (sums == nullptr) return;
       dispatch_all(dtype_of(to), [&]<class Out>(Type<Out>) {

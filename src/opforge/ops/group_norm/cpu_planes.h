@@ -8,24 +8,26 @@
 
 namespace opforge {
 
-// A tensor by its strides. Plane by plane a group's elements are adjacent, else a pixel's are.
+// Samples of channels of pixels. In the order of planes, all elements of a group are adjacent. In
+// that of pixels, the channels of a pixel are.
 template <class T>
 struct Images {
   T* data;
-  int64_t sample, channel, pixel;
+  int64_t sample_stride, channel_stride, pixel_stride;
 
-  T* at(int64_t n, int64_t c, int64_t p = 0) const {
-    return data + n * sample + c * channel + p * pixel;
+  T* at(int64_t sample, int64_t channel, int64_t pixel = 0) const {
+    return data + sample * sample_stride + channel * channel_stride + pixel * pixel_stride;
   }
 };
 
-// Kernels have a copy of their own: the compiler loads what is elsewhere again after every store.
+// The kernels of planes copy it into a local variable. Otherwise the compiler loads its members
+// again after every store, which might have changed them.
 template <class T, bool kSilu>
 struct GroupNorm {
   using A = compute_t<T>;
   using V = vec<T>;
   int64_t samples, channels, pixels, groups;
-  int64_t depth, length;  // the channels and the elements of a group
+  int64_t members, length;  // the channels and the elements of a group
   double eps;
   const A *weight = nullptr, *bias = nullptr;  // null: ones, zeros
 
@@ -40,15 +42,15 @@ struct GroupNorm {
     if constexpr (kSilu) return Silu<T>().value(z);
     return z;
   }
-  // The gradient of z, given that of the result.
-  OPFORGE_INLINE V through(V grad, V normed, V factor, V shift) const {
-    if constexpr (!kSilu) return grad;
+  // The gradient of z, given that of y.
+  OPFORGE_INLINE V z_gradient(V grad_y, V normed, V factor, V shift) const {
+    if constexpr (!kSilu) return grad_y;
     V value;
-    return Silu<T>().gradient(fma(normed, factor, shift), grad, value);
+    return Silu<T>().gradient(fma(normed, factor, shift), grad_y, value);
   }
   // The gradient of x. A group of one element, which is its mean, has none, not even a rounding.
-  OPFORGE_INLINE V gradient(V passed, V normed, V factor, V inner, V average, V rstd) const {
-    const V v = fma(normed, -inner, fma(passed, factor, -average)) * rstd;
+  OPFORGE_INLINE V gradient(V grad_z, V normed, V factor, V inner, V average, V rstd) const {
+    const V v = fma(normed, -inner, fma(grad_z, factor, -average)) * rstd;
     return length == 1 ? v * 0 : v;
   }
 };
@@ -64,7 +66,8 @@ struct Statistics {
   }
 };
 
-// What is left to add up over the samples: a number per sample and channel. Null: not wanted.
+// A number per sample and channel each, which are added up over the samples afterwards. Null: not
+// wanted.
 template <class T>
 struct ChannelSums {
   compute_t<T>*weight, *bias;
@@ -76,7 +79,7 @@ struct GroupGradient {
   using A = compute_t<T>;
   double sum = 0, inner_sum = 0;
 
-  // The sums over a channel's pixels of the gradient of z, and of its products with `normed`.
+  // The sums over a channel's pixels of grad_z, and of grad_z · normed.
   void add(const auto& norm, int64_t sample, int64_t channel, double grads, double products,
            const ChannelSums<T>& sums) {
     const int64_t at = sample * norm.channels + channel;
@@ -89,7 +92,7 @@ struct GroupGradient {
   A inner(const auto& norm) const { return A(inner_sum / double(norm.length)); }
 };
 
-// Calls visit(j, lanes) for every vector of n elements.
+// Cuts n elements into vectors, and calls visit(j, lanes) for each. The last may be shorter.
 template <class T, class Visit>
 OPFORGE_INLINE void along(int64_t n, const Visit& visit) {
   int64_t j = 0;
@@ -97,8 +100,8 @@ OPFORGE_INLINE void along(int64_t n, const Visit& visit) {
   if (j < n) visit(j, n - j);
 }
 
-// What the silu passes on is kept from the backward's first pass to its second, if it is no more
-// than this; else it is computed again.
+// With a silu, grad_z is kept from the backward's first pass to its second, if it has no more
+// elements than this; else it is computed again.
 constexpr int64_t kKeptElements = 1 << 20;
 
 // Room for this, for one thread; null: it is not kept.
@@ -139,8 +142,8 @@ OPFORGE_INLINE void by_twos(int64_t begin, int64_t end, const Visit& visit) {
   if (begin < end) visit(1, begin, end - begin);
 }
 
-// In one pass, by the distances from the first element of every block: of 16-bit numbers most of
-// the work is to convert them.
+// One pass, because to convert 16-bit numbers is most of the work, and a second pass would do it
+// again. The pivot of a block is its first element.
 template <class T>
 inline Moments moments_of(const T* v, int64_t n) {
   using A = compute_t<T>;
@@ -180,11 +183,11 @@ inline Scale<T> scale_of_group(const T* v, int64_t n, double eps) {
   return scale;
 }
 
-// Whether planes of results are written past the caches.
+// Whether planes of results are written without reading them into the caches.
 template <class T, bool kSilu>
-bool planes_go_past(const GroupNorm<T, kSilu>& norm, const Images<T>& to) {
-  return goes_past(to.data, norm.samples * norm.channels, norm.pixels) &&
-         to.sample % kLanes<T> == 0 && to.channel % kLanes<T> == 0;
+bool should_stream_planes(const GroupNorm<T, kSilu>& norm, const Images<T>& to) {
+  return should_stream(to.data, norm.samples * norm.channels, norm.pixels) &&
+         to.sample_stride % kLanes<T> == 0 && to.channel_stride % kLanes<T> == 0;
 }
 
 // Every group is a contiguous row of planes, each with a weight and a bias.
@@ -192,25 +195,26 @@ template <class T, bool kSilu>
 void planes_forward(const GroupNorm<T, kSilu>& given, const Images<const T>& x, const Images<T>& y,
                     const Statistics<T>& saved) {
   using V = vec<T>;
-  const bool large = planes_go_past(given, y);
+  const bool large = should_stream_planes(given, y);
   parallel_for(given.tasks(), given.grain(), [&](int64_t i, int64_t end) {
     const GroupNorm<T, kSilu> norm = given;
-    const bool past = large;
-    const int64_t depth = norm.depth, pixels = norm.pixels, length = norm.length;
+    const bool streams = large;
+    const int64_t members = norm.members, pixels = norm.pixels, length = norm.length;
     for (; i < end; ++i) {
       const int64_t sample = i / norm.groups, group = i % norm.groups;
-      const T* from = x.at(sample, group * depth);
-      T* to = y.at(sample, group * depth);
+      const T* from = x.at(sample, group * members);
+      T* to = y.at(sample, group * members);
       const Scale<T> scale = scale_of_group(from, length, norm.eps);
       saved.set(i, scale);
-      for (int64_t c = group * depth; c < (group + 1) * depth; ++c, from += pixels, to += pixels) {
+      for (int64_t c = group * members; c < (group + 1) * members;
+           ++c, from += pixels, to += pixels) {
         const V factor = norm.factor(c) - V{}, shift = norm.shift(c) - V{};
         along<T>(pixels, [&](int64_t j, auto n) {
-          store_lanes_past(past, to + j, n, norm.result(scale.normed(from + j, n), factor, shift));
+          stream_lanes(streams, to + j, n, norm.result(scale.normed(from + j, n), factor, shift));
         });
       }
     }
-    finish_past();
+    finish_streaming();
   });
 }
 
@@ -227,10 +231,10 @@ inline std::pair<double, double> plane_sums(const GroupNorm<T, kSilu> norm, cons
     V sum[2] = {}, inner[2] = {};
     by_twos<T>(j, end, [&](int k, int64_t at, auto n) {
       const V normed = scale.normed(x + at, n);
-      const V v = norm.through(load_lanes(grad + at, n), normed, factor, shift);
-      if (kSilu && kept != nullptr) store_lanes(kept + at, n, v);
-      sum[k] += v;
-      inner[k] = fma(v, normed, inner[k]);
+      const V grad_z = norm.z_gradient(load_lanes(grad + at, n), normed, factor, shift);
+      if (kSilu && kept != nullptr) store_lanes(kept + at, n, grad_z);
+      sum[k] += grad_z;
+      inner[k] = fma(grad_z, normed, inner[k]);
     });
     grads += double(sum_lanes<A>(sum[0] + sum[1]));
     products += double(sum_lanes<A>(inner[0] + inner[1]));
@@ -244,21 +248,21 @@ void planes_backward(const GroupNorm<T, kSilu>& given, const Images<const T>& gr
                      const Images<T>& grad_x, const ChannelSums<T>& sums) {
   using A = compute_t<T>;
   using V = vec<T>;
-  const bool large = planes_go_past(given, grad_x);
+  const bool large = should_stream_planes(given, grad_x);
   parallel_for(given.tasks(), given.grain(), [&](int64_t i, int64_t end) {
     const GroupNorm<T, kSilu> norm = given;
-    const bool past = large;
-    const int64_t depth = norm.depth, pixels = norm.pixels, length = norm.length;
+    const bool streams = large;
+    const int64_t members = norm.members, pixels = norm.pixels, length = norm.length;
     const auto room = room_to_keep(norm, length);
     A* const kept = room.get();
     for (; i < end; ++i) {
-      const int64_t sample = i / norm.groups, first = i % norm.groups * depth;
+      const int64_t sample = i / norm.groups, first = i % norm.groups * members;
       const T *const from = x.at(sample, first), *const grad = grad_y.at(sample, first);
       T* const to = grad_x.at(sample, first);
       const Scale<T> scale = has_statistics ? Scale<T>{saved.mean[i], saved.rstd[i]}
                                             : scale_of_group(from, length, norm.eps);
       GroupGradient<T> total;
-      for (int64_t c = 0; c < depth; ++c) {
+      for (int64_t c = 0; c < members; ++c) {
         const V factor = norm.factor(first + c) - V{}, shift = norm.shift(first + c) - V{};
         const auto [grads, products] =
             plane_sums(norm, from + c * pixels, grad + c * pixels, scale, factor, shift,
@@ -267,19 +271,20 @@ void planes_backward(const GroupNorm<T, kSilu>& given, const Images<const T>& gr
       }
       const V inner = total.inner(norm) - V{}, average = total.average(norm) - V{};
       const V rstd = scale.rstd - V{};
-      for (int64_t c = 0; c < depth; ++c) {
+      for (int64_t c = 0; c < members; ++c) {
         const V factor = norm.factor(first + c) - V{}, shift = norm.shift(first + c) - V{};
         along<T>(pixels, [&](int64_t j, auto n) {
           j += c * pixels;
           const V normed = scale.normed(from + j, n);
-          const V v = !kSilu || kept == nullptr
-                          ? norm.through(load_lanes(grad + j, n), normed, factor, shift)
-                          : load_lanes(kept + j, n);
-          store_lanes_past(past, to + j, n, norm.gradient(v, normed, factor, inner, average, rstd));
+          const V grad_z = !kSilu || kept == nullptr
+                               ? norm.z_gradient(load_lanes(grad + j, n), normed, factor, shift)
+                               : load_lanes(kept + j, n);
+          stream_lanes(streams, to + j, n,
+                       norm.gradient(grad_z, normed, factor, inner, average, rstd));
         });
       }
     }
-    finish_past();
+    finish_streaming();
   });
 }
 

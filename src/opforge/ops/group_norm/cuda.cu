@@ -24,14 +24,14 @@ struct Results {
 };
 
 template <class T>
-void planes_forward(const GroupNormArguments& given, const GroupNorm<T>& norm, const ImagesView& x,
-                    const Results& out) {
+void launch_planes(const GroupNormArguments& given, const GroupNorm<T>& norm, const ImagesView& x,
+                   const Results& out) {
   using A = compute_t<T>;
   constexpr int N = kVec<T>;
   const int64_t rows = x.samples * given.groups, cols = x.channels / given.groups * x.pixels;
   const auto run = [&]<int Width, bool Whole>(std::bool_constant<Whole>, bool ragged) {
     PlanesForward<T, Whole> visitor{};
-    visitor.x = x.rows<T>(cols);
+    visitor.x = rows_of<T>(x, cols);
     visitor.y = out.y.numel() > 0 ? mutable_data<T>(out.y) : nullptr;
     visitor.mean = mutable_data<A>(out.mean);
     visitor.rstd = mutable_data<A>(out.rstd);
@@ -40,11 +40,11 @@ void planes_forward(const GroupNormArguments& given, const GroupNorm<T>& norm, c
     visitor.cols = cols;
     visitor.norm = norm;
     visitor.groups = Division(rows, given.groups);
-    visitor.plane = Division(cols, x.pixels);
+    visitor.plane_pixels = Division(cols, x.pixels);
     map_rows<Width>(rows, cols, ragged, visitor, current_stream(x.tensor));
   };
   // Rows of x and y must be misaligned alike. Samples of the new y begin at multiples of N.
-  const bool vectors = tuning.vec != 1 && x.begins<T>(N) && x.channels * x.pixels % N == 0;
+  const bool vectors = tuning.vec != 1 && begins_at<T>(x, N) && x.channels * x.pixels % N == 0;
   if constexpr (sizeof(T) < 8) {
     if (vectors && x.pixels % N == 0) return run.template operator()<N>(std::true_type{}, false);
     if (vectors && x.pixels >= N) {
@@ -59,7 +59,8 @@ void with_pixel_vectors(std::initializer_list<const ImagesView*> operands, const
   constexpr int N = kVec<T>;
   bool vectors = tuning.vec != 1;
   for (const ImagesView* one : operands) {
-    vectors = vectors && one->channels % N == 0 && one->begins<T>(N) && one->pixel_stride % N == 0;
+    vectors =
+        vectors && one->channels % N == 0 && begins_at<T>(*one, N) && one->pixel_stride % N == 0;
   }
   vectors ? run(Width<N>{}) : run(Width<1>{});
 }
@@ -75,10 +76,10 @@ void pixels_statistics(const GroupNormArguments& given, const GroupNorm<T>& norm
     const Tensor room = empty({&words, 1}, accumulator_dtype(x.tensor), x.tensor);
     auto* const parts = reinterpret_cast<Moments<A>*>(mutable_data<A>(room));
     launch(pixel_moments<T, N>, {dim3(unsigned(p.blocks())), dim3(p.threads()), stream}, norm, p,
-           x.read<T>(), parts);
+           read_pixels<T>(x), parts);
     const RowPlan plan = plan_groups(x.samples * given.groups, p.chunks * norm.members.divisor);
     launch(group_moments<T>, {dim3(plan.blocks()), dim3(kRowBlock), stream, 0, true}, plan, norm, p,
-           given.groups, x.read<T>(), parts, A(given.eps), mutable_data<A>(out.mean),
+           given.groups, read_pixels<T>(x), parts, A(given.eps), mutable_data<A>(out.mean),
            mutable_data<A>(out.rstd));
   });
 }
@@ -90,16 +91,16 @@ void normalise(const GroupNormArguments& given, const ImagesView& x, ImageOrder 
   dispatch(dtype_of(x.tensor), [&]<class T>(Type<T>) {
     using A = compute_t<T>;
     const GroupNorm<T> norm = make_norm<T>(given, weight, bias, x);
-    if (order == ImageOrder::planes) return planes_forward<T>(given, norm, x, out);
+    if (order == ImageOrder::planes) return launch_planes<T>(given, norm, x, out);
     pixels_statistics<T>(given, norm, x, out);
     if (out.y.numel() == 0) return;
     const ImagesView y(out.y);
     with_pixel_vectors<T>({&x, &y}, [&]<int N>(Width<N>) {
       const PixelPlan p = plan_pixels(x.samples, x.channels, x.pixels, N);
-      const Pixels<T> to{mutable_data<T>(out.y), y.sample_stride, y.pixel_stride};
-      launch(pixels_forward<T, N>,
+      launch(normalise_pixels<T, N>,
              {dim3(unsigned(p.blocks())), dim3(p.threads()), current_stream(x.tensor), 0, true},
-             norm, p, given.groups, x.read<T>(), data<A>(out.mean), data<A>(out.rstd), to);
+             norm, p, given.groups, read_pixels<T>(x), data<A>(out.mean), data<A>(out.rstd),
+             write_pixels<T>(y));
     });
   });
 }
@@ -187,11 +188,11 @@ class BackwardRun {
     const int64_t pieces = cut(x_.pixels, kHeld * kRowThreads * N);
     const int64_t rows = x_.samples * x_.channels * pieces, cols = x_.pixels / pieces;
     const ChannelSums<A> sums(x_.samples * pieces, x_.channels, x_.tensor);
-    const bool vectors = tuning.vec != 1 && x_.begins<T>(N) && grad_.begins<T>(N) &&
+    const bool vectors = tuning.vec != 1 && begins_at<T>(x_, N) && begins_at<T>(grad_, N) &&
                          x_.channels * x_.pixels % N == 0 && cols >= N;
     const auto run = [&](auto visitor) {
-      visitor.x = x_.rows<T>(cols);
-      visitor.grad = grad_.rows<T>(cols);
+      visitor.x = rows_of<T>(x_, cols);
+      visitor.grad = rows_of<T>(grad_, cols);
       visitor.norm = norm_;
       visitor.mean = mean_;
       visitor.rstd = rstd_;
@@ -219,12 +220,12 @@ class BackwardRun {
       const PixelPlan p = plan_pixels(x_.samples, x_.channels, x_.pixels, N);
       const ChannelSums<A> sums(p.samples * p.chunks, p.channels, x_.tensor);
       const Config config{dim3(unsigned(p.blocks())), dim3(p.threads()), stream_};
-      launch(pixel_sums<T, N>, config, norm_, p, given_.groups, x_.read<T>(), grad_.read<T>(),
-             mean_, rstd_, sums.weight(), sums.bias());
+      launch(pixel_sums<T, N>, config, norm_, p, given_.groups, read_pixels<T>(x_),
+             read_pixels<T>(grad_), mean_, rstd_, sums.weight(), sums.bias());
       find_means(int(p.chunks), sums);
-      const Pixels<T> pixels{mutable_data<T>(out_.x), to.sample_stride, to.pixel_stride};
       launch(pixels_gradient<T, N>, {config.grid, config.block, stream_, 0, true}, norm_, p,
-             given_.groups, x_.read<T>(), grad_.read<T>(), mean_, rstd_, means_, pixels);
+             given_.groups, read_pixels<T>(x_), read_pixels<T>(grad_), mean_, rstd_, means_,
+             write_pixels<T>(to));
       finish(sums);
     });
   }
@@ -279,7 +280,7 @@ std::tuple<Tensor, Tensor, Tensor> group_norm_backward_cuda(const Tensor& grad_y
     order = ImageOrder::planes;
   }
   ImagesView grad(grad_y);
-  if (order == ImageOrder::planes ? !grad.are_planes : !grad.are_pixels) {
+  if (order == ImageOrder::planes ? !are_planes(grad) : !are_pixels(grad)) {
     const Tensor copy = empty_like(to.x);
     copy_into(copy, grad_y);
     grad = ImagesView(copy);

@@ -3,14 +3,38 @@
 #pragma once
 
 #include <opforge/host.h>
+#include <opforge/host/split.h>
 
 #include <optional>
 
 namespace opforge {
 
-// How images are stored: the pixels of a channel are neighbours (NCHW), or the channels of a pixel
-// (NHWC), or neither, for which there is no kernel.
+// How images are stored. Planes (NCHW): the pixels of a channel are adjacent, and the channels of a
+// sample follow each other. Pixels (NHWC): the channels of a pixel are adjacent. There is no kernel
+// for others.
 enum class ImageOrder { planes, pixels, other };
+
+// A tensor as samples of channels of pixels.
+struct ImagesView {
+  Tensor tensor;
+  int64_t samples, channels, pixels = 1;
+  int64_t sample_stride, channel_stride, pixel_stride = 1;
+  bool merged;  // the pixels have one stride
+
+  explicit ImagesView(const Tensor& x)
+      : tensor(x),
+        samples(x.size(0)),
+        channels(x.size(1)),
+        sample_stride(x.stride(0)),
+        channel_stride(x.stride(1)),
+        merged(detail::merge_dims(x, 2, size_t(x.dim()), pixels, pixel_stride)) {
+    // One pixel or sample may have any stride: take that of a new tensor.
+    if (pixels == 1) pixel_stride = channels;
+    if (samples == 1) sample_stride = channels * pixels;
+  }
+  bool adjacent_pixels() const { return merged && (pixels == 1 || pixel_stride == 1); }
+  bool adjacent_channels() const { return merged && (channels == 1 || channel_stride == 1); }
+};
 
 struct GroupNormArguments {
   const std::optional<Tensor>&weight, &bias;

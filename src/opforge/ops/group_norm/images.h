@@ -1,65 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors as the images that planes.cuh and pixels.cuh work on.
+// Images as planes.cuh and pixels.cuh take them.
 #pragma once
 
 #include <opforge/host/rows.h>
-#include <opforge/host/split.h>
 
 #include "host.h"
 #include "pixels.cuh"
 
 namespace opforge {
 
-// Samples of channels of pixels. Planes: the pixels of a channel are neighbours, and so are its
-// planes. Pixels: the channels of a pixel are neighbours.
-struct ImagesView {
-  Tensor tensor;
-  int64_t samples, channels, pixels = 1;
-  int64_t sample_stride, pixel_stride = 1;
-  bool are_planes, are_pixels;
+inline bool dense_samples(const ImagesView& x) { return x.sample_stride == x.channels * x.pixels; }
 
-  explicit ImagesView(const Tensor& x)
-      : tensor(x), samples(x.size(0)), channels(x.size(1)), sample_stride(strides(x)[0]) {
-    const bool merged = detail::merge_dims(x, 2, sizes(x).size(), pixels, pixel_stride);
-    const int64_t channel_stride = strides(x)[1];
-    are_planes =
-        merged && (pixels == 1 || pixel_stride == 1) && (channels == 1 || channel_stride == pixels);
-    are_pixels = merged && (channels == 1 || channel_stride == 1);
-    // One pixel or sample may have any stride: take that of a new tensor.
-    if (pixels == 1) pixel_stride = channels;
-    if (samples == 1) sample_stride = channels * pixels;
-    // Samples with gaps are the outer dim of Rows, whose rows are counted in 32 bits there, and an
-    // outer stride of 0 means that there is none. A plane has no more pieces than this; see cut().
-    const bool counted = samples * channels * (pixels / 1024 + 4) < int64_t(1) << 31;
-    are_planes = are_planes && (dense_samples() || (counted && sample_stride != 0));
-  }
-  bool dense_samples() const { return sample_stride == channels * pixels; }
-  // As new tensors are, with no gap.
-  bool dense_planes() const { return are_planes && dense_samples(); }
-  bool dense_pixels() const { return are_pixels && pixel_stride == channels && dense_samples(); }
+inline bool are_planes(const ImagesView& x) {
+  if (!x.adjacent_pixels() || (x.channels > 1 && x.channel_stride != x.pixels)) return false;
+  // With gaps between samples, the sample becomes the outer dim of Rows. Rows with an outer dim are
+  // counted in 32 bits, and an outer stride of 0 would mean that there is no outer dim. A plane has
+  // no more pieces than this; see cut().
+  const bool counted = x.samples * x.channels * (x.pixels / 1024 + 4) < int64_t(1) << 31;
+  return dense_samples(x) || (counted && x.sample_stride != 0);
+}
+inline bool are_pixels(const ImagesView& x) { return x.adjacent_channels(); }
 
-  // Whether all samples begin at multiples of n elements, counted from a 16-byte boundary.
-  template <class T>
-  bool begins(int64_t n) const {
-    return misalignment(data<T>(tensor)) % n == 0 && sample_stride % n == 0;
-  }
-  // Rows of `length` elements, one after the other in each sample.
-  template <class T>
-  Rows<const T> rows(int64_t length) const {
-    const int64_t each = channels * pixels / length;
-    if (dense_samples()) return {data<T>(tensor), length};
-    return {data<T>(tensor), length, sample_stride, Divider<uint32_t>(each)};
-  }
-  template <class T>
-  Pixels<const T> read() const {
-    return {data<T>(tensor), sample_stride, pixel_stride};
-  }
-};
+// As new tensors are, with no gap.
+inline bool dense_planes(const ImagesView& x) { return are_planes(x) && dense_samples(x); }
+inline bool dense_pixels(const ImagesView& x) {
+  return are_pixels(x) && x.pixel_stride == x.channels && dense_samples(x);
+}
 
 // The order that x and a result share, if there is a kernel for it.
 inline ImageOrder order_of(const ImagesView& x, const ImagesView& out) {
-  if (out.dense_planes() && x.are_planes) return ImageOrder::planes;
-  return out.dense_pixels() && x.are_pixels ? ImageOrder::pixels : ImageOrder::other;
+  if (dense_planes(out) && are_planes(x)) return ImageOrder::planes;
+  return dense_pixels(out) && are_pixels(x) ? ImageOrder::pixels : ImageOrder::other;
+}
+
+// Whether all samples begin at multiples of n elements, counted from a 16-byte boundary.
+template <class T>
+bool begins_at(const ImagesView& x, int64_t n) {
+  return misalignment(data<T>(x.tensor)) % n == 0 && x.sample_stride % n == 0;
+}
+
+// Planes as rows of `length` elements, one after the other in each sample.
+template <class T>
+Rows<const T> rows_of(const ImagesView& x, int64_t length) {
+  const int64_t each = x.channels * x.pixels / length;
+  if (dense_samples(x)) return {data<T>(x.tensor), length};
+  return {data<T>(x.tensor), length, x.sample_stride, Divider<uint32_t>(each)};
+}
+
+template <class T>
+Pixels<const T> read_pixels(const ImagesView& x) {
+  return {data<T>(x.tensor), x.sample_stride, x.pixel_stride};
+}
+template <class T>
+Pixels<T> write_pixels(const ImagesView& x) {
+  return {mutable_data<T>(x.tensor), x.sample_stride, x.pixel_stride};
 }
 
 }  // namespace opforge

@@ -5,11 +5,12 @@
 // A sample has groups of channels, and a channel has pixels. Two layouts have kernels of their own:
 //
 //   planes.cuh (NCHW)   a group is one run of memory: a row of rows.cuh, with a weight per plane
-//     forward           a block, or a cluster, owns a group and reads it once; a group too long for
-//                       a cluster's registers again for each sum and for the result
-//     backward          1. a block owns a plane, or a piece of one: the sums of its channel
+//     forward           some lanes, a block or a cluster own a group and read it once. A group too
+//                       long for a cluster's registers is read again for each sum and for y.
+//     backward          1. a row is a plane, or a piece of one; usually a block owns it and adds
+//                          up the two sums of its channel
 //                       2. group_means: a few threads own a group, and add up its channels
-//                       3. a block owns a plane again: reads it once more, writes grad_x
+//                       3. the same rows again: reads them once more, writes grad_x
 //   pixels.cuh (NHWC)   a sample is a matrix: a row per pixel, a column per channel
 //     forward           1. a block owns a chunk of pixels: the mean and squares of its channels
 //                       2. group_moments: a few threads own a group, and add up channels and chunks
@@ -69,23 +70,23 @@ struct GroupNorm {
     return silu ? Silu<T>{}.value(z) : z;
   }
   // The gradient of z, given that of y.
-  __device__ __forceinline__ A backward(A normed, const Affine<A>& by, A grad) const {
+  __device__ __forceinline__ A z_gradient(A normed, const Affine<A>& by, A grad) const {
     if (!silu) return grad;
     A value;
     return Silu<T>{}.gradient(fma(normed, by.weight, by.bias), grad, value);
   }
 };
 
-// What a group's gradient takes besides its statistics: the means of weight · grad and of
-// weight · grad · normed, where grad is that of z.
+// What a group's gradient takes besides its statistics: the means of weight · grad_z and of
+// weight · grad_z · normed.
 template <class A>
 struct GroupMeans {
   A grad, inner;
 
-  // The gradient of x, given `passed`, that of z. The product is rounded by itself, as in the mean:
-  // a group of one element has no gradient, not even a rounding.
-  __device__ __forceinline__ A gradient(A normed, A rstd, A weight, A passed) const {
-    return fma(-normed, inner, product(weight, passed) - grad) * rstd;
+  // The gradient of x. The product is rounded by itself, as in the mean: a group of one element has
+  // no gradient, not even a rounding.
+  __device__ __forceinline__ A gradient(A normed, A rstd, A weight, A grad_z) const {
+    return fma(-normed, inner, product(weight, grad_z) - grad) * rstd;
   }
 };
 
@@ -96,8 +97,8 @@ inline RowPlan plan_groups(int64_t groups, int64_t numbers) {
   return {groups, numbers, lanes, 1, kRowBlock, true};
 }
 
-// From the sums of a group's channels in each part of its sample: a piece of the planes, or a chunk
-// of pixels. Sums are [sample][part][channel].
+// Turns the sums of channels into the two means of each group. A part of a sample is a piece of its
+// planes, or a chunk of its pixels. Sums are [sample][part][channel].
 template <class T>
 __global__ void __launch_bounds__(kRowBlock)
     group_means(const RowPlan plan, const GroupNorm<T> norm, int64_t groups, int parts,

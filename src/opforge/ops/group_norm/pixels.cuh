@@ -32,7 +32,7 @@ inline PixelPlan plan_pixels(int64_t samples, int64_t channels, int64_t pixels, 
   const int64_t vectors = ceil_div(channels, width);
   p.tiles = ceil_div(vectors, kPixelThreads / 2);
   p.across = int(ceil_div(vectors, p.tiles));
-  // A thread is worth what it reads about its channels only if it has a few pixels.
+  // About 8 pixels a thread or more: fewer do not pay for loading its channels' parameters.
   p.height = int(std::min<int64_t>(kPixelThreads / p.across, ceil_div(pixels, 8)));
   // Four blocks for each multiprocessor, if a thread then has at least 8 pixels, and at most 256,
   // so that its sums stay exact enough.
@@ -93,11 +93,12 @@ struct Pixels {
   }
 };
 
-// Of some values of a group: their mean as its difference from the group's first value, so that
-// little is lost in rounding; and the sum of their squared differences from the mean.
+// The moments of some values of a group. `offset` is their mean minus first_value() of the group: a
+// small number, which loses little in rounding. `squares` is the sum of the squared differences
+// from the mean.
 template <class A>
 struct Moments {
-  A mean, squares;
+  A offset, squares;
 };
 
 // Of the group of a channel.
@@ -112,15 +113,15 @@ __device__ __forceinline__ compute_t<T> first_value(const GroupNorm<T>& norm,
 // with the first mean as a pivot.
 template <class A, class Count, class Get>
 __device__ __forceinline__ Moments<A> merge(int n, A count, const Count& count_of, const Get& get) {
-  const A pivot = pivot_of(get(0).mean);
+  const A pivot = pivot_of(get(0).offset);
   A sum = 0, squares = 0;
-  for (int i = 0; i < n; ++i) sum = fma(A(count_of(i)), get(i).mean - pivot, sum);
-  const A mean = pivot + sum / count;
+  for (int i = 0; i < n; ++i) sum = fma(A(count_of(i)), get(i).offset - pivot, sum);
+  const A offset = pivot + sum / count;
   for (int i = 0; i < n; ++i) {
     const Moments<A> one = get(i);
-    squares += fma(A(count_of(i)) * (one.mean - mean), one.mean - mean, one.squares);
+    squares += fma(A(count_of(i)) * (one.offset - offset), one.offset - offset, one.squares);
   }
-  return {mean, squares};
+  return {offset, squares};
 }
 
 // The moments of each channel in each chunk of a sample.
@@ -135,8 +136,9 @@ __global__ void __launch_bounds__(kPixelThreads)
   Stack& stack = shared<Stack>();
   const PixelPlace<N> place(p);
   const T* from = x.at(place.sample, place.channel);
-  // Around this thread's first value. As one of the values it is not so far off their mean: what is
-  // taken off the squares at the end is less than the number of its pixels times what is left.
+  // The pivot of a channel is this thread's first value. At the end, sum² / n is subtracted from
+  // the squares. Because the pivot is one of the n values, that is at most n times the result. A
+  // thread has at most 256 values of a channel, so few digits are lost.
   A pivot[N] = {}, sum[N] = {}, squares[N] = {};
   const auto load = [&](int64_t pixel) { return load_packed<N>(from + pixel * x.pixel_stride); };
   const bool any = place.exists && place.first < place.end;
@@ -198,13 +200,13 @@ __global__ void __launch_bounds__(kRowBlock)
     }
   };
   await_previous();
-  const A pivot = pivot_of(parts[sample * p.chunks * p.channels + first].mean);
+  const A pivot = pivot_of(parts[sample * p.chunks * p.channels + first].offset);
   Sum<A> sum, squares;
-  each([&](A n, const Moments<A>& one) { sum.value = fma(n, one.mean - pivot, sum.value); });
+  each([&](A n, const Moments<A>& one) { sum.value = fma(n, one.offset - pivot, sum.value); });
   const A count = A(members) * A(p.pixels);
   const A center = pivot + row_total(plan, sum, 0).value / count;
   each([&](A n, const Moments<A>& one) {
-    squares.value += fma(n * (one.mean - center), one.mean - center, one.squares);
+    squares.value += fma(n * (one.offset - center), one.offset - center, one.squares);
   });
   const A variance = row_total(plan, squares, 1).value / count;
   if (place.exists && place.index == 0) {
@@ -236,9 +238,9 @@ struct PixelChannels {
 
 template <class T, int N>
 __global__ void __launch_bounds__(kPixelThreads, 3)
-    pixels_forward(const GroupNorm<T> norm, const PixelPlan p, int64_t groups,
-                   const Pixels<const T> x, const compute_t<T>* mean, const compute_t<T>* rstd,
-                   const Pixels<T> y) {
+    normalise_pixels(const GroupNorm<T> norm, const PixelPlan p, int64_t groups,
+                     const Pixels<const T> x, const compute_t<T>* mean, const compute_t<T>* rstd,
+                     const Pixels<T> y) {
   using A = compute_t<T>;
   const PixelPlace<N> place(p);
   await_previous();
@@ -261,7 +263,7 @@ struct PixelPair {
   Packed<T, N> x, grad;
 };
 
-// Calls use(pixel, normed, gradient of z) for the pixels of a thread.
+// Calls use(pixel, normed, grad_z) for the pixels of a thread.
 template <class T, int N, class Use>
 __device__ __forceinline__ void each_gradient(const GroupNorm<T>& norm, const PixelPlan& p,
                                               const PixelPlace<N>& place,
@@ -278,15 +280,15 @@ __device__ __forceinline__ void each_gradient(const GroupNorm<T>& norm, const Pi
                 load_packed<N>(grad_from + pixel * grad.pixel_stride)};
       },
       [&](int64_t pixel, const PixelPair<T, N>& in) {
-        A normed[N], passed[N];
+        A normed[N], grad_z[N];
         widen(in.x, normed);
-        widen(in.grad, passed);
+        widen(in.grad, grad_z);
 #pragma unroll
         for (int e = 0; e < N; ++e) {
           normed[e] = of.normed(e, normed[e]);
-          passed[e] = norm.backward(normed[e], of.by[e], passed[e]);
+          grad_z[e] = norm.z_gradient(normed[e], of.by[e], grad_z[e]);
         }
-        use(pixel, normed, passed);
+        use(pixel, normed, grad_z);
       });
 }
 
@@ -305,11 +307,11 @@ __global__ void __launch_bounds__(kPixelThreads, 2)
   const PixelChannels<T, N> of(norm, place, groups, mean, rstd);
   A inner[N] = {}, sum[N] = {};
   each_gradient(norm, p, place, of, x, grad,
-                [&](int64_t, const A(&normed)[N], const A(&passed)[N]) {
+                [&](int64_t, const A(&normed)[N], const A(&grad_z)[N]) {
 #pragma unroll
                   for (int e = 0; e < N; ++e) {
-                    inner[e] = fma(passed[e], normed[e], inner[e]);
-                    sum[e] += passed[e];
+                    inner[e] = fma(grad_z[e], normed[e], inner[e]);
+                    sum[e] += grad_z[e];
                   }
                 });
   release_next();
@@ -354,11 +356,11 @@ __global__ void __launch_bounds__(kPixelThreads, 2)
   }
   T* to = out.at(place.sample, place.channel);
   each_gradient(norm, p, place, of, x, grad,
-                [&](int64_t pixel, const A(&normed)[N], const A(&passed)[N]) {
+                [&](int64_t pixel, const A(&normed)[N], const A(&grad_z)[N]) {
                   A v[N];
 #pragma unroll
                   for (int e = 0; e < N; ++e) {
-                    v[e] = group[e].gradient(normed[e], of.rstd[e], of.by[e].weight, passed[e]);
+                    v[e] = group[e].gradient(normed[e], of.rstd[e], of.by[e].weight, grad_z[e]);
                   }
                   store<N>(to + pixel * out.pixel_stride, narrow<T>(v));
                 });

@@ -10,8 +10,9 @@
 
 namespace opforge {
 
-// A row is a group. Whole: each vector lies in one plane. Otherwise it lies in two at most, because
-// planes are not shorter than a vector.
+// A row is a group. Loads and statistics are those of NormForward; weight and bias are those of
+// `norm`, one each per plane. Whole: each vector is in one plane. Otherwise it is in two at most,
+// because planes are not shorter than a vector.
 template <class T, bool Whole>
 struct PlanesForward : NormForward<T, true, ForwardKind::plain> {
   using Base = NormForward<T, true, ForwardKind::plain>;
@@ -19,30 +20,30 @@ struct PlanesForward : NormForward<T, true, ForwardKind::plain> {
   using Cursor = typename Base::Cursor;
   static constexpr bool kAnyRow = true;
   GroupNorm<T> norm;
-  Division groups, plane;  // groups of a sample; pixels of a plane
+  Division groups, plane_pixels;  // groups of a sample; pixels of a plane
 
   template <bool Ragged>
   using Holds = Holdings<HoldUsual<(sizeof(A) > 4 ? 1 : 2)>>;
 
-  __device__ __forceinline__ Affine<A> affine(const Cursor& c, int64_t plane) const {
+  __device__ __forceinline__ Affine<A> affine(const Cursor& c, int64_t plane_index) const {
     const int64_t group = c.row - groups.divide(c.row) * groups.divisor;
-    return norm.affine(group * norm.members.divisor + plane);
+    return norm.affine(group * norm.members.divisor + plane_index);
   }
 
   template <int N, bool Ragged>
   struct Params {
     Affine<A> first, second;
-    int in_first;  // elements of the vector that lie in the first plane; the others in the second
+    int in_first;  // elements of the vector that are in the first plane; the others in the second
   };
   template <int N, bool Ragged>
   __device__ __forceinline__ Params<N, Ragged> load_params(const Cursor& c, int64_t col) const {
-    const int64_t which = plane.divide(col);
+    const int64_t plane_index = plane_pixels.divide(col);
     Params<N, Ragged> params;
-    params.first = affine(c, which);
+    params.first = affine(c, plane_index);
     if constexpr (!Whole && N > 1) {
-      const int64_t left = (which + 1) * plane.divisor - col;
+      const int64_t left = (plane_index + 1) * plane_pixels.divisor - col;
       params.in_first = left < N ? int(left) : N;
-      params.second = left < N ? affine(c, which + 1) : params.first;
+      params.second = left < N ? affine(c, plane_index + 1) : params.first;
     }
     return params;
   }
@@ -113,17 +114,17 @@ struct PlaneRows : WithoutParams, HeldAsUsual {
     const int64_t channel = index - channels.divide(index) * channels.divisor;
     return {group, mean[group], rstd[group], norm.affine(channel)};
   }
-  // Calls use(e, normed, gradient of z).
+  // Calls use(e, normed, grad_z).
   template <int N, class Use>
   __device__ __forceinline__ void each_element(const Plane& plane, const Loaded<N>& in,
                                                const Use& use) const {
-    A v[N], passed[N];
+    A v[N], grad_y[N];
     widen(in.x, v);
-    widen(in.grad, passed);
+    widen(in.grad, grad_y);
 #pragma unroll
     for (int e = 0; e < N; ++e) {
       const A normed = (v[e] - plane.mean) * plane.rstd;
-      use(e, normed, norm.backward(normed, plane.by, passed[e]));
+      use(e, normed, norm.z_gradient(normed, plane.by, grad_y[e]));
     }
   }
 };
@@ -144,9 +145,9 @@ struct PlaneSums : PlaneRows<T> {
     const typename Base::Plane plane = this->plane_of(c);
     Dots<A, true> own;
     each([&]<int N>(const Loaded<N>& in) {
-      this->each_element(plane, in, [&](int, A normed, A passed) {
-        own.inner = fma(passed, normed, own.inner);
-        own.sum += passed;
+      this->each_element(plane, in, [&](int, A normed, A grad_z) {
+        own.inner = fma(grad_z, normed, own.inner);
+        own.sum += grad_z;
       });
     });
     return total(own);
@@ -160,7 +161,7 @@ struct PlaneSums : PlaneRows<T> {
     bias_sums[at] = sums.sum;
   }
 
-  // No new row comes of it: this is not written.
+  // This pass writes no row. map_rows asks for result() and write() all the same.
   template <int N>
   __device__ __forceinline__ Packed<T, N> result(const Cursor&, int64_t, const Loaded<N>& in,
                                                  NoParams, const Dots<A, true>&) const {
@@ -199,8 +200,8 @@ struct PlaneGradient : PlaneRows<T> {
                                                  NoParams, const Settled& settled) const {
     const typename Base::Plane& plane = settled.plane;
     A v[N];
-    this->each_element(plane, in, [&](int e, A normed, A passed) {
-      v[e] = settled.means.gradient(normed, plane.rstd, plane.by.weight, passed);
+    this->each_element(plane, in, [&](int e, A normed, A grad_z) {
+      v[e] = settled.means.gradient(normed, plane.rstd, plane.by.weight, grad_z);
     });
     return narrow<T>(v);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/families/norm/cuda_backward_host.h>
 
+#include "host.h"
 #include "kernel.cuh"
 
 namespace opforge {
@@ -11,8 +12,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> layer_norm_backward_cuda(
     const std::optional<std::vector<int64_t>>& residual_shape, const Tensor& h, const Tensor& mean,
     const Tensor& rstd, const std::optional<Tensor>& seed, double eps, int64_t before,
     int64_t after, double p) {
-  const Stage prologue = as_stage(before), epilogue = as_stage(after);
-  const NormArguments given{"layer_norm", weight, bias, seed, eps, 0.0, prologue, epilogue, p};
+  const NormArguments given = layer_norm_arguments(weight, bias, seed, eps, before, after, p);
   const NormGradients out = norm_backward_cuda<true>(
       given, grad_y, grad_h, {x, residual_shape.has_value(), h, mean, rstd});
   return {out.x, out.weight, out.bias, out.residual};

@@ -39,7 +39,7 @@ def reference(
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     """The normalised rows, and the sum with the residual if there is one."""
-    h = norms.around(x, before, norms.part(seed, 0), p)
+    h = norms.apply_stage(x, before, norms.part(seed, 0), p)
     if residual is not None:
         h = h + residual
     if x.shape[-1] == 0:
@@ -50,7 +50,7 @@ def reference(
         v = norms.wide(h)
         w, b = (None if param is None else param.to(v.dtype) for param in (weight, bias))
         y = torch.nn.functional.layer_norm(v, v.shape[-1:], w, b, eps).to(x.dtype)
-    y = norms.around(y, after, norms.part(seed, 1), p)
+    y = norms.apply_stage(y, after, norms.part(seed, 1), p)
     return y, norms.no_tensor(x) if residual is None else h
 
 
@@ -95,14 +95,14 @@ def backward_reference(
     """The gradient through ``after``, the norm, the sum and ``before``, in the computing dtype."""
     if residual_shape is None:
         assert x is not None
-        h = norms.around(x, before, norms.part(seed, 0), p)
+        h = norms.apply_stage(x, before, norms.part(seed, 0), p)
     v, grad = norms.wide(h), norms.wide(grad_y)
     v = v - v.mean(-1, keepdim=True)
     factor = torch.rsqrt(v.square().mean(-1, keepdim=True) + eps)
     normed = v * factor
     scale = 1.0 if weight is None else weight.to(v.dtype)
     shift = 0.0 if bias is None else bias.to(v.dtype)
-    grad = norms.around_backward(grad, normed * scale + shift, after, norms.part(seed, 1), p)
+    grad = norms.stage_backward(grad, normed * scale + shift, after, norms.part(seed, 1), p)
     grad_weight = grad_bias = norms.no_tensor(h)
     if weight is not None:
         grad_weight = norms.sum_of_rows(grad * normed).to(weight.dtype)
@@ -157,12 +157,13 @@ def sized(make: Any, *shape: int) -> dict[str, tuple[Any, ...]]:
     """The plain norm, and with a residual, a relu or a dropout as in networks."""
     params = make(shape[-1]), make(shape[-1])
     seed = torch.tensor([17, 18], device=make.device)
+    relu, dropout = int(norms.Stage.RELU), int(norms.Stage.DROPOUT)
     return {
         "plain": _arguments(make(*shape), *params),
         "residual": _arguments(make(*shape), *params, make(*shape)),
-        "relu": _arguments(make(*shape), *params, before=norms.RELU),
+        "relu": _arguments(make(*shape), *params, before=relu),
         "relu, dropout": _arguments(
-            make(*shape), *params, seed=seed, before=norms.RELU, after=norms.DROPOUT, p=0.1
+            make(*shape), *params, seed=seed, before=relu, after=dropout, p=0.1
         ),
     }
 
@@ -181,7 +182,7 @@ def liger() -> Callable[..., Any]:
         before: int,
         after: int,
     ) -> Any:
-        if (before | after) & norms.DROPOUT:
+        if max(before, after) >= norms.Stage.DROPOUT:
             raise NotImplementedError("Liger's layer_norm has no dropout")
         v = torch.relu(x) if before else x
         h = v if residual is None else v + residual

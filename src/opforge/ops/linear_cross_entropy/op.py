@@ -27,14 +27,12 @@ import opforge
 from opforge import discover
 from opforge.op import Backward, Make, Op
 from opforge.ops.families.losses import (
-    BIAS,
-    INPUT,
     MEAN,
     NONE,
     REDUCTIONS,
     SUM,
-    WEIGHT,
     Reduction,
+    Wanted,
     check_labels,
     code_of,
     in_chunks,
@@ -117,7 +115,7 @@ def backward_reference(
 
 
 def unscaled(
-    which: int,
+    which: Wanted,
     input: Tensor,
     weight: Tensor,
     target: Tensor,
@@ -128,7 +126,7 @@ def unscaled(
 ) -> Tensor:
     """The gradient of one input, if wanted, without the factor that the backward brings."""
     wide = wide_dtype(input)
-    dtype = {INPUT: input.dtype, WEIGHT: _kept_dtype(input), BIAS: wide}[which]
+    dtype = {Wanted.INPUT: input.dtype, Wanted.WEIGHT: _kept_dtype(input), Wanted.BIAS: wide}[which]
     if not wanted & which or reduction == NONE:
         return no_tensor(input).to(dtype)
     constant = None if bias is None else bias.detach()
@@ -137,13 +135,13 @@ def unscaled(
     results = backward_reference(
         *(one, input.detach(), weight.detach(), target, constant, nothing, nothing, nothing),
         reduction=how,
-        needs_input=which == INPUT,
-        needs_weight=which == WEIGHT,
-        needs_bias=which == BIAS,
+        needs_input=which == Wanted.INPUT,
+        needs_weight=which == Wanted.WEIGHT,
+        needs_bias=which == Wanted.BIAS,
         may_overwrite=False,
         **options,
     )
-    return results[(INPUT, WEIGHT, BIAS).index(which)].to(dtype)
+    return results[(Wanted.INPUT, Wanted.WEIGHT, Wanted.BIAS).index(which)].to(dtype)
 
 
 def composed(
@@ -218,7 +216,9 @@ def composed_backward(
             options=(ignore_index, label_smoothing, z_loss),
             pieces=pieces,
             low_memory=low_memory,
-            wanted=INPUT * needs_input + WEIGHT * needs_weight + BIAS * needs_bias,
+            wanted=Wanted.INPUT * needs_input
+            + Wanted.WEIGHT * needs_weight
+            + Wanted.BIAS * needs_bias,
             factors=factor.expand(target.shape),
             weight_dtype=input.dtype,
         )
@@ -298,10 +298,10 @@ def validate(
             )
     if pieces < 0:
         raise ValueError(f"{name}: pieces must be a number, or 0 to choose one, got {pieces}")
-    if not 0 <= wanted <= INPUT | WEIGHT | BIAS or (wanted & BIAS and bias is None):
+    if wanted not in range(8) or (wanted & Wanted.BIAS and bias is None):
         raise ValueError(
-            f"{name}: wanted must be a sum of {INPUT} (input), {WEIGHT} (weight) and, if there is "
-            f"one, {BIAS} (bias), got {wanted}"
+            f"{name}: wanted must be a sum of {Wanted.INPUT:d} (input), {Wanted.WEIGHT:d} (weight) "
+            f"and, if there is one, {Wanted.BIAS:d} (bias), got {wanted}"
         )
 
 
@@ -315,13 +315,15 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
         dropped[:1] = False  # the mean over no rows would be NaN
         return torch.where(dropped, -100, chosen).to(make.device)
 
-    plain, every, low = (-100, 0.0, 0.0), INPUT | WEIGHT, True
+    plain, low = (-100, 0.0, 0.0), True
+    every, bias = int(Wanted.INPUT | Wanted.WEIGHT), int(Wanted.BIAS)
     yield make(6, 5), make(9, 5), labels(6, 9), None, *plain, MEAN, 4, False, every
     yield make(6, 5), make(9, 5), labels(6, 9), None, *plain, MEAN, 4, low, every
-    yield make(7, 8), make(33, 8), labels(7, 33), make(33), *plain, SUM, 3, False, every | BIAS
-    yield make(6, 16), make(40, 16), labels(6, 40), make(40), *plain, NONE, 2, low, every | BIAS
+    yield make(7, 8), make(33, 8), labels(7, 33), make(33), *plain, SUM, 3, False, every | bias
+    yield make(6, 16), make(40, 16), labels(6, 40), make(40), *plain, NONE, 2, low, every | bias
     yield make(5, 12), make(31, 12), labels(5, 31), None, -100, 0.1, 1e-3, MEAN, 2, False, 0
-    yield make(9, 24), make(70, 24), labels(9, 70), None, -100, 0.2, 1e-2, SUM, 0, False, INPUT
+    smooth = -100, 0.2, 1e-2
+    yield make(9, 24), make(70, 24), labels(9, 70), None, *smooth, SUM, 0, False, int(Wanted.INPUT)
     yield make(0, 4), make(8, 4), labels(0, 8), None, *plain, SUM, 0, False, every
     yield make(9, 20)[::2], make(20, 11).t(), labels(5, 11), None, *plain, MEAN, 2, False, every
 
@@ -330,7 +332,10 @@ def sized(make: Any, rows: int, cols: int) -> dict[str, tuple[Any, ...]]:
     """16 times as many classes as features. The forward computes the gradients."""
     target = torch.randint(0, 16 * cols, (rows,), device=make.device)
     inputs = make(rows, cols), make(16 * cols, cols), target, None, -100, 0.0, 0.0, MEAN, 0, False
-    return {"loss": (*inputs, 0), "loss and gradients": (*inputs, INPUT | WEIGHT)}
+    return {
+        "loss": (*inputs, 0),
+        "loss and gradients": (*inputs, int(Wanted.INPUT | Wanted.WEIGHT)),
+    }
 
 
 op = Op(
@@ -340,9 +345,9 @@ op = Op(
     "-> (Tensor loss, Tensor d_input, Tensor d_weight, Tensor d_bias)",
     reference=reference,
     statistics={
-        "d_input": functools.partial(unscaled, INPUT),
-        "d_weight": functools.partial(unscaled, WEIGHT),
-        "d_bias": functools.partial(unscaled, BIAS),
+        "d_input": functools.partial(unscaled, Wanted.INPUT),
+        "d_weight": functools.partial(unscaled, Wanted.WEIGHT),
+        "d_bias": functools.partial(unscaled, Wanted.BIAS),
     },
     composed=composed,
     backward=Backward(
@@ -359,7 +364,8 @@ op = Op(
     validate=validate,
     cases=cases,
     operations=lambda input, weight, wanted: (
-        2 * input.numel() * weight.shape[0] * (1 + bool(wanted & INPUT) + bool(wanted & WEIGHT))
+        (1 + bool(wanted & Wanted.INPUT) + bool(wanted & Wanted.WEIGHT))
+        * (2 * input.numel() * weight.shape[0])
     ),
     sized=sized,
     product=lambda input, weight: (input, weight.t()),
@@ -452,7 +458,7 @@ def linear_cross_entropy(
         )
     wanted = sum(
         bit
-        for bit, x in ((INPUT, input), (WEIGHT, weight), (BIAS, bias))
+        for bit, x in ((Wanted.INPUT, input), (Wanted.WEIGHT, weight), (Wanted.BIAS, bias))
         if x is not None and x.requires_grad and torch.is_grad_enabled()
     )
     flat, labels = input, target

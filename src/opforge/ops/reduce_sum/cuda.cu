@@ -1,56 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/host.h>
-
+#include "host.h"
 #include "kernel.cuh"
 
 namespace opforge {
 
 namespace {
 
-// A number per dim, on the stack.
-struct Dims {
-  int64_t value[kMaxDims];
-  size_t count = 0;
-
-  void add(int64_t v) { value[count++] = v; }
-  operator std::span<const int64_t>() const { return {value, count}; }
-};
-
-// x split into the dims that stay and the dims that are summed, each merged as far as possible.
+// The dims of x that stay and those that are summed, each merged as far as possible.
 struct Split {
-  Dims shape;  // of the result
   Layout<1> kept, reduced;
-};
 
-Split split(const Tensor& x, uint64_t summed, bool keepdim) {
-  const auto size = sizes(x), stride = strides(x);
-  Split result;
-  Dims kept_size, kept_stride, reduced_size, reduced_stride;
-  for (size_t d = 0; d < size.size(); ++d) {
-    const bool reduce = summed >> d & 1;
-    (reduce ? reduced_size : kept_size).add(size[d]);
-    (reduce ? reduced_stride : kept_stride).add(stride[d]);
-    if (!reduce || keepdim) result.shape.add(reduce ? 1 : size[d]);
-  }
   // The result's order is that of the kept dims; the order of summing is free.
-  result.kept = flatten_in_order(kept_size, kept_stride);
-  result.reduced = flatten<1>(reduced_size, {reduced_size}, {reduced_stride});
-  return result;
-}
+  explicit Split(const SplitDims& dims)
+      : kept(flatten_in_order(dims.kept_size, dims.kept_stride)),
+        reduced(flatten<1>(dims.summed_size, {dims.summed_size}, {dims.summed_stride})) {}
+  // Of a contiguous matrix, whose rows are summed.
+  Split(int64_t rows, int64_t cols)
+      : kept(flatten_in_order({&rows, 1}, {&cols, 1})),
+        reduced(flatten_in_order({&cols, 1}, kOne)) {}
 
-// A copy in which the dims that stay come before those that are summed, seen as rows of a matrix.
-Tensor sort_dims(const Tensor& x, uint64_t summed, int64_t outputs, Split& s) {
-  std::vector<int64_t> order;
-  for (const uint64_t wanted : {0, 1}) {
-    for (int64_t d = 0; d < x.dim(); ++d) {
-      if ((summed >> d & 1) == wanted) order.push_back(d);
-    }
-  }
-  const int64_t shape[2] = {outputs, x.numel() / outputs}, stride[2] = {shape[1], 1};
-  s.kept = flatten_in_order({shape, 1}, {stride, 1});
-  s.reduced = flatten_in_order({shape + 1, 1}, {stride + 1, 1});
-  return contiguous(permute(x, order));
-}
+ private:
+  static constexpr int64_t kOne[1] = {1};
+};
 
 template <class T, class Index>
 void sum_as_rows(const Tensor& x, const Split& s, const Tensor& y, cudaStream_t stream) {
@@ -144,16 +115,18 @@ Tensor reduce_sum_cuda(const Tensor& x, const std::optional<std::vector<int64_t>
                        bool keepdim) {
   const DeviceGuard guard(x.get_device_index());
   const uint64_t summed = named_dims(x.dim(), dim);
-  Split s = split(x, summed, keepdim);
-  const Tensor y = empty(s.shape, x);
+  const SplitDims dims = split_dims(x, summed, keepdim);
+  const Tensor y = empty(dims.shape, x);
   if (y.numel() == 0) return y;
   if (x.numel() == 0) {
     fill_zero(y);
-  } else if (s.kept.fits && s.reduced.fits) {
+    return y;
+  }
+  const Split s(dims);
+  if (s.kept.fits && s.reduced.fits) {
     sum(x, s, y);
   } else {
-    const Tensor sorted = sort_dims(x, summed, y.numel(), s);
-    sum(sorted, s, y);
+    sum(kept_dims_first(x, summed), Split(y.numel(), x.numel() / y.numel()), y);
   }
   return y;
 }

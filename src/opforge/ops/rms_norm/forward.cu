@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/families/norm/cuda_host.h>
 
+#include "host.h"
 #include "kernel.cuh"
 
 namespace opforge {
@@ -11,8 +12,7 @@ std::tuple<Tensor, Tensor, Tensor> rms_norm_cuda(const Tensor& x,
                                                  const std::optional<Tensor>& seed, double eps,
                                                  double offset, int64_t before, int64_t after,
                                                  double p, bool save) {
-  const Stage prologue = as_stage(before), epilogue = as_stage(after);
-  const NormArguments given{"rms_norm", weight, {}, seed, eps, offset, prologue, epilogue, p};
+  const NormArguments given = rms_norm_arguments(weight, seed, eps, offset, before, after, p);
   const NormResult out = norm_forward_cuda<false>(given, x, residual, save);
   return {out.y, out.h, out.rstd};
 }

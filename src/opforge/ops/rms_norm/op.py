@@ -40,7 +40,7 @@ def reference(
     save: bool,
 ) -> tuple[Tensor, Tensor]:
     """The normalised rows, and the sum with the residual if there is one."""
-    h = norms.around(x, before, norms.part(seed, 0), p)
+    h = norms.apply_stage(x, before, norms.part(seed, 0), p)
     if residual is not None:
         h = h + residual
     # float64 is the truth and uses the formula, because PyTorch's GPU kernel turns a row with
@@ -52,7 +52,7 @@ def reference(
         v = norms.wide(h)
         v = v * torch.rsqrt(v.square().mean(-1, keepdim=True) + eps)
         y = (v if weight is None else v * (weight.to(v.dtype) + offset)).to(x.dtype)
-    y = norms.around(y, after, norms.part(seed, 1), p)
+    y = norms.apply_stage(y, after, norms.part(seed, 1), p)
     return y, norms.no_tensor(x) if residual is None else h
 
 
@@ -88,12 +88,12 @@ def backward_reference(
     """The gradient through ``after``, the norm, the sum and ``before``, in the computing dtype."""
     if residual_shape is None:
         assert x is not None
-        h = norms.around(x, before, norms.part(seed, 0), p)
+        h = norms.apply_stage(x, before, norms.part(seed, 0), p)
     v, grad = norms.wide(h), norms.wide(grad_y)
     factor = torch.rsqrt(v.square().mean(-1, keepdim=True) + eps)
     normed = v * factor
     scale = 1.0 if weight is None else weight.to(v.dtype) + offset
-    grad = norms.around_backward(grad, normed * scale, after, norms.part(seed, 1), p)
+    grad = norms.stage_backward(grad, normed * scale, after, norms.part(seed, 1), p)
     grad_weight = norms.no_tensor(h)
     if weight is not None:
         grad_weight = norms.sum_of_rows(grad * normed).to(weight.dtype)

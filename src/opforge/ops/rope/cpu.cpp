@@ -7,7 +7,8 @@
 
 namespace opforge {
 
-// The angles of one token, for all its heads: in the order of the elements they are for.
+// cos and sin of one token, for all its heads: a value per element of the rotary part, in the order
+// of the elements, so that vectors of both line up with vectors of a head.
 template <class A>
 struct Angles {
   std::unique_ptr<A[]> cos, sin;
@@ -15,7 +16,7 @@ struct Angles {
   explicit Angles(int64_t rotary)
       : cos(std::make_unique<A[]>(size_t(rotary))), sin(std::make_unique<A[]>(size_t(rotary))) {}
 
-  // A pair (a, b) becomes (a cos - b sin, b cos + a sin): sin is negative for the first of a pair.
+  // A pair (a, b) becomes (a cos - b sin, b cos + a sin). The minus is stored in the sin of a.
   template <class C>
   void set(const C* c, const C* s, int64_t half, Pairs pairs, Rotation rotation) {
     const bool interleaved = pairs == Pairs::interleaved;
@@ -34,10 +35,10 @@ struct Angles {
   }
 };
 
-OPFORGE_INLINE vec<float> swap_pairs(vec<float> v) {
+OPFORGE_INLINE vec<float> swap_in_pairs(vec<float> v) {
   return __builtin_shufflevector(v, v, 1, 0, 3, 2, 5, 4, 7, 6);
 }
-OPFORGE_INLINE vec<double> swap_pairs(vec<double> v) {
+OPFORGE_INLINE vec<double> swap_in_pairs(vec<double> v) {
   return __builtin_shufflevector(v, v, 1, 0, 3, 2);
 }
 
@@ -56,7 +57,7 @@ OPFORGE_INLINE void rotate_head(const T* in, T* out, const Angles<compute_t<T>>&
     for (; j + lanes <= 2 * half; j += lanes) {
       const vec<T> x = load(in + j);
       store(out + j,
-            fma(x, load(angles.cos.get() + j), swap_pairs(x) * load(angles.sin.get() + j)));
+            fma(x, load(angles.cos.get() + j), swap_in_pairs(x) * load(angles.sin.get() + j)));
     }
     for (; j < 2 * half; ++j) one(j, j ^ 1);
   } else {
@@ -85,14 +86,15 @@ static void rotate_tokens(const Rope& r, const Tensor& q_out, const Tensor& k_ou
   T* const outs[] = {mutable_data<T>(q_out), mutable_data<T>(k_out)};
   prefer_huge_pages(outs[0], q_out.numel() * int64_t(sizeof(T)));
   prefer_huge_pages(outs[1], k_out.numel() * int64_t(sizeof(T)));
-  parallel_for(r.tokens(), std::max<int64_t>(1, kGrain / per_token), [&](int64_t i, int64_t end) {
+  const int64_t grain = std::max<int64_t>(1, kGrain / per_token);
+  parallel_for(r.tokens(), grain, [&](int64_t token, int64_t end) {
     Angles<compute_t<T>> angles(2 * half);
-    for (; i < end; ++i) {
-      const int64_t batch = i / r.q.seq, token = i % r.q.seq;
+    for (; token < end; ++token) {
+      const int64_t batch = token / r.q.seq, seq_index = token % r.q.seq;
       const int64_t position =
           positions == nullptr
-              ? token
-              : positions[batch * r.position_batch_stride + token * r.position_token_stride];
+              ? seq_index
+              : positions[batch * r.position_batch_stride + seq_index * r.position_token_stride];
       if (position >= 0 && position < rows) {
         angles.set(cos + position * r.cos.stride(0), sin + position * r.sin.stride(0), half, pairs,
                    rotation);
@@ -100,10 +102,10 @@ static void rotate_tokens(const Rope& r, const Tensor& q_out, const Tensor& k_ou
         angles.set_nan(2 * half);
       }
       const auto rotate_heads = [&](const Heads& h, T* out) {
-        const T* in = data<T>(h.tensor) + batch * h.batch_stride + token * h.token_stride;
+        const T* in = data<T>(h.tensor) + batch * h.batch_stride + seq_index * h.token_stride;
         for (int64_t head = 0; head < h.heads; ++head) {
-          rotate_head<T>(in + head * h.head_stride, out + (i * h.heads + head) * dim, angles, half,
-                         dim, pairs);
+          rotate_head<T>(in + head * h.head_stride, out + (token * h.heads + head) * dim, angles,
+                         half, dim, pairs);
         }
       };
       rotate_heads(r.q, outs[0]);

@@ -41,14 +41,14 @@ static void launch_rotation(const Rope& r, const Tensor& q_out, const Tensor& k_
   const bool vectors = chosen.vec != 1 && tables && takes_vectors(p.q) && takes_vectors(p.k) &&
                        p.dim % kVec<T> == 0 && p.half % kVec<T> == 0;
   const int64_t width = vectors ? kVec<T> : 1;
-  // Of a head: half / width of pairs, and (dim - 2 half) / width that copy.
+  // Of a head: half / width that rotate, and (dim - 2 half) / width that copy.
   const int64_t slots = (p.dim - p.half) / width, heads = r.q.heads + r.key_heads();
   const int64_t count = r.tokens() * heads * slots;
   p.slots = Divider<Index>(slots);
   p.heads = Divider<Index>(heads);
   p.seq = Divider<Index>(r.q.seq);
   p.count = Index(count);
-  // unreached: only opforge.launch_config sets a block
+  // unreached: chosen.block is 0 unless opforge.launch_config sets it
   const int block = chosen.block ? std::min(chosen.block, kMaxRopeBlock) : 256;
   launch(vectors ? rotate_slots<kVec<T>, T, C, Index> : rotate_slots<1, T, C, Index>,
          {dim3(unsigned(ceil_div(count, block))), dim3(block), stream}, p);
@@ -64,14 +64,15 @@ static std::tuple<Tensor, Tensor> rotate(const Tensor& q, const std::optional<Te
   const int64_t none = 0;
   const Tensor q_out = empty(sizes(q), q);
   const Tensor k_out = k ? empty(sizes(*k), q) : empty({&none, 1}, q);
-  const int64_t most = r.tokens() * (r.q.heads + r.key_heads()) * r.q.dim;
-  if (most == 0) return {q_out, k_out};
+  const int64_t elements = r.tokens() * (r.q.heads + r.key_heads()) * r.q.dim;
+  if (elements == 0) return {q_out, k_out};
   OPFORGE_CHECK(r.q.heads + r.key_heads() <= INT32_MAX / 2 && r.q.dim <= INT32_MAX / 2,
                 "rope: more heads, or elements of a head, than 2^30");
   dispatch(dtype_of(q), [&]<class T>(Type<T>) {
     const auto with_table = [&]<class C>(Type<C>) {
-      // The last block may index past the end, so stay well below the 2^31 of a 32-bit Divider.
-      if (most < (int64_t(1) << 31) - (1 << 20)) {
+      // Slots are no more than elements. Threads of the last block index past the last slot, so
+      // stay well below the 2^31 of a 32-bit Divider.
+      if (elements < (int64_t(1) << 31) - (1 << 20)) {
         launch_rotation<T, C, uint32_t>(r, q_out, k_out, pairs, rotation, current_stream(q));
       } else {
         launch_rotation<T, C, uint64_t>(r, q_out, k_out, pairs, rotation, current_stream(q));

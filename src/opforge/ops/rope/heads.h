@@ -80,7 +80,8 @@ inline Rope as_rope(const Tensor& q, const std::optional<Tensor>& k, const Tenso
   const auto shape = broadcast(size, tokens);
   OPFORGE_CHECK(std::equal(shape.begin(), shape.end(), tokens.begin(), tokens.end()),
                 "rope: positions do not broadcast to the tokens of q");
-  // With several batch dims, positions may not have one stride for all. A copy is small beside q.
+  // With several batch dims, positions may not have one stride for all. A copy is small compared
+  // with q.
   if (size.size() > 2 || (size.size() == 2 && q.dim() > 4)) {
     r.positions = expand_copy(*positions, tokens);
     r.position_batch_stride = r.q.seq;

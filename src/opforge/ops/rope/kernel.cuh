@@ -5,17 +5,19 @@
 //             share a row of cos and sin, which comes from the caches.
 //   computes  4 multiplications and 2 additions for a pair.
 //
-// The kernel runs over slots. A slot is what one thread owns: N pairs of one head of one token,
-// where N is the number of elements in a 16-byte vector. It loads two vectors, rotates element by
-// element, and stores both. No thread reads what another one wrote; there are no sums.
+// The kernel runs over slots. A slot belongs to one thread and one head of one token. A slot that
+// rotates has N pairs: it loads two vectors, rotates element by element, and stores both. A slot
+// that copies has N elements beyond the rotary dim. No thread reads what another one wrote; there
+// are no sums.
 //
-//   a head of q or k, half split: |  a a a a  |  b b b b  |  copied  |   (a, b) is a pair; drawn
-//                    interleaved: |  a b a b  |  a b a b  |  copied  |   for half = 4, and one
-//                                                                        slot of N = 4
+//   a head of q or k, half split: |  a a a a  |  b b b b  |  copied  |
+//                    interleaved: |  a b a b  |  a b a b  |  copied  |
 //
-// `half`, half of the rotary dim, is the number of pairs. The slots of a head are first those of
-// its pairs, half / N, then those that copy the dim - 2 half elements beyond the rotary dim, N
-// each. Where operands are not aligned, or N does not divide half and dim, slots have N = 1.
+//   Drawn for four pairs (a, b), which are one slot of N = 4.
+//
+// `half`, half of the rotary dim, is the number of pairs. The first half / N slots of a head
+// rotate, the other (dim - 2 half) / N copy. N is the number of elements in a 16-byte vector. Where
+// operands are not aligned, or N does not divide half and dim, N is 1.
 #pragma once
 
 #include <opforge/core/index.h>
@@ -52,8 +54,8 @@ struct Slot {
   const T* in;  // the first element of the head
   T* out;
   Index batch;
-  int64_t in_seq;  // the token's index in its batch
-  int number;      // in its head
+  int64_t seq_index;  // of the token in its batch
+  int index;          // of the slot in its head
 };
 
 // Slot i of all: the slots of a head come one after the other, then the heads of a token, those of
@@ -64,17 +66,17 @@ __device__ __forceinline__ Slot<T, Index> find_slot(const RopeParams<T, C, Index
   const Index batch = p.seq.divide(token);
   const int slot = int(i - flat_head * p.slots.divisor);
   int head = int(flat_head - token * p.heads.divisor);
-  const int64_t in_seq = token - batch * p.seq.divisor;
+  const int64_t seq_index = token - batch * p.seq.divisor;
   const bool is_key = head >= p.q.heads;
   const RopeSide<T>& side = is_key ? p.k : p.q;
   head -= is_key ? p.q.heads : 0;
-  const T* in = side.in + int64_t(batch) * side.batch_stride + in_seq * side.token_stride +
+  const T* in = side.in + int64_t(batch) * side.batch_stride + seq_index * side.token_stride +
                 head * side.head_stride;
   T* out = side.out + (int64_t(token) * side.heads + head) * p.dim;
-  return {in, out, batch, in_seq, slot};
+  return {in, out, batch, seq_index, slot};
 }
 
-// N numbers of a table, in the vectors of its dtype, which may be shorter than N.
+// Reads N numbers of a table. A float32 table has vectors of 4, so N = 8 takes two loads.
 template <int N, class A, class C>
 __device__ __forceinline__ void read_table(const C* from, A (&to)[N]) {
   constexpr int M = N < kVec<C> ? N : kVec<C>;
@@ -92,9 +94,9 @@ __device__ __forceinline__ void read_angles(const RopeParams<T, C, Index>& p,
                                             const Slot<T, Index>& slot, int pair, A (&cos)[N],
                                             A (&sin)[N]) {
   const int64_t position = p.positions == nullptr
-                               ? slot.in_seq
+                               ? slot.seq_index
                                : p.positions[int64_t(slot.batch) * p.position_batch_stride +
-                                             slot.in_seq * p.position_token_stride];
+                                             slot.seq_index * p.position_token_stride];
   const bool valid = position >= 0 && position < p.table_rows;
   const int64_t row = valid ? position : 0;
   read_table<N>(p.cos + row * p.cos_stride + pair, cos);
@@ -114,8 +116,8 @@ __device__ __forceinline__ void rotate_pair(T& a, T& b, A cos, A sin) {
   b = narrow<T>(fma(y, cos, x * sin));
 }
 
-// The most threads that a block may be set to; it has 256 by default. Three such blocks, or six of
-// 256, fit a multiprocessor at 40 registers a thread. Without the bound it takes 48.
+// A block has 256 threads by default, and at most this many. The launch bounds keep a thread at 40
+// registers, 48 without them: three blocks of 512, or six of 256, fit a multiprocessor.
 constexpr int kMaxRopeBlock = 512;
 
 template <int N, class T, class C, class Index>
@@ -124,7 +126,7 @@ __global__ void __launch_bounds__(kMaxRopeBlock, 3) rotate_slots(const RopeParam
   const Index i = Index(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= p.count) return;
   const Slot<T, Index> slot = find_slot(p, i);
-  const int pair = slot.number * N;  // the first of its N
+  const int pair = slot.index * N;  // the first of its N
   if (pair >= p.half) {
     // A slot that copies, from element 2 half + (pair - half) on: pairs take two elements each.
     store<N>(slot.out + p.half + pair, load<N>(slot.in + p.half + pair));

@@ -28,7 +28,7 @@ def reference(
     positions: Tensor | None,
     interleaved: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Tokens whose position is out of range become NaN. Without k, k_out is empty."""
+    """The rotary part of a token out of range becomes NaN. Without k, k_out is empty."""
     if positions is None:
         positions = torch.arange(q.shape[-3], device=q.device)
     c, s = _rows(cos, positions), _rows(sin, positions)

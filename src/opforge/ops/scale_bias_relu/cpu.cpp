@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/cpu/columns.h>
-#include <opforge/host.h>
+
+#include "check.h"
 
 namespace opforge {
 
 Tensor scale_bias_relu_cpu(const Tensor& x, const Tensor& bias, double scale) {
-  OPFORGE_CHECK(x.dim() > 0 && bias.dim() == 1 && bias.size(0) == x.size(x.dim() - 1),
-                "scale_bias_relu: bias must have one value per column of x");
-  OPFORGE_CHECK(dtype_code(x) == dtype_code(bias), "scale_bias_relu: x and bias differ in dtype");
+  check_forward(x, bias);
   const Tensor y = empty(sizes(x), x);
   over_elements(
       y,
@@ -42,8 +41,7 @@ OPFORGE_INLINE void backward_row(const T* grad, int64_t grad_step, const T* y, i
 
 std::tuple<Tensor, Tensor> scale_bias_relu_backward_cpu(const Tensor& grad_y, const Tensor& y,
                                                         double scale) {
-  OPFORGE_CHECK(y.dim() > 0 && same_shape(grad_y, y) && dtype_code(grad_y) == dtype_code(y),
-                "scale_bias_relu_backward: grad_y and y differ in shape or dtype");
+  check_backward(grad_y, y);
   const Tensor grad_x = empty(sizes(y), y), grad_bias = empty(sizes(y).last(1), y);
   if (y.numel() == 0) {
     fill_zero(grad_bias);

@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/host.h>
-
+#include "check.h"
 #include "kernel.cuh"
 
 namespace opforge {
 
 Tensor scale_bias_relu_cuda(const Tensor& x, const Tensor& bias, double scale) {
-  OPFORGE_CHECK(same_device(x, bias), "scale_bias_relu: x and bias are on different devices");
-  OPFORGE_CHECK(dtype_code(x) == dtype_code(bias), "scale_bias_relu: x and bias differ in dtype");
-  OPFORGE_CHECK(x.dim() >= 1 && bias.dim() == 1 && bias.size(0) == x.size(x.dim() - 1),
-                "scale_bias_relu: bias must hold one value per column of x");
+  check_forward(x, bias);
   const DeviceGuard guard(x.get_device_index());
   const Tensor y = empty(sizes(x), x);
   over_elements(
@@ -26,9 +22,7 @@ Tensor scale_bias_relu_cuda(const Tensor& x, const Tensor& bias, double scale) {
 
 std::tuple<Tensor, Tensor> scale_bias_relu_backward_cuda(const Tensor& grad_y, const Tensor& y,
                                                          double scale) {
-  OPFORGE_CHECK(y.dim() >= 1 && same_device(grad_y, y) && same_shape(grad_y, y) &&
-                    dtype_code(grad_y) == dtype_code(y),
-                "scale_bias_relu_backward: grad_y and y differ in device, shape or dtype");
+  check_backward(grad_y, y);
   const DeviceGuard guard(y.get_device_index());
   const int64_t cols = y.size(y.dim() - 1);
   const Tensor grad_x = empty(sizes(y), y), grad_bias = empty({&cols, 1}, y);

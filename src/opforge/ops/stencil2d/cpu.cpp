@@ -2,7 +2,7 @@
 #include <opforge/cpu/sum.h>
 #include <opforge/host/split.h>
 
-#include "check.h"
+#include "host.h"
 
 namespace opforge {
 
@@ -157,16 +157,8 @@ std::tuple<Tensor, Tensor> stencil2d_backward_cpu(const Tensor& grad_y, const Te
                                                   const Tensor& weight, int64_t boundary,
                                                   double fill, bool needs_x, bool needs_weight) {
   const Boundary kind = checked(x, weight, boundary);
-  OPFORGE_CHECK(same_shape(grad_y, x) && dtype_code(grad_y) == dtype_code(x),
-                "stencil2d_backward: grad_y and x differ in shape or dtype");
-  const int64_t none = 0;
-  const Tensor grad_x = needs_x ? empty(sizes(x), x) : empty({&none, 1}, x);
-  const Tensor grad_weight =
-      needs_weight ? empty(sizes(weight), weight) : empty({&none, 1}, weight);
-  if (x.numel() == 0) {
-    fill_zero(grad_weight);
-    return {grad_x, grad_weight};
-  }
+  const StencilGradients out = allocate_gradients(grad_y, x, weight, needs_x, needs_weight);
+  if (x.numel() == 0) return {out.x, out.weight};
   const SplitView s = split_at(x, x.dim() - 2), g = split_at(grad_y, x.dim() - 2);
   const bool own_dtype = dtype_code(weight) == dtype_code(x);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
@@ -174,8 +166,8 @@ std::tuple<Tensor, Tensor> stencil2d_backward_cpu(const Tensor& grad_y, const Te
     compute_t<T> flipped[9];
     for (int i = 0; i < 9; ++i) flipped[i] = w.value[8 - i];
     const std::vector<T> filled(size_t(s.inner), narrow<T>(compute_t<T>(fill)));
-    T* const out = needs_x ? mutable_data<T>(grad_x) : nullptr;
-    prefer_huge_pages(out, grad_x.numel() * int64_t(sizeof(T)));
+    T* const grad_x = needs_x ? mutable_data<T>(out.x) : nullptr;
+    prefer_huge_pages(grad_x, out.x.numel() * int64_t(sizeof(T)));
     const int64_t tasks = s.outer * ceil_div(s.length, kRowsOfTask);
     const auto sums = std::make_unique<sum_t<T>[][9]>(size_t(tasks));
     with_count(w.count, [&](auto count) {
@@ -187,7 +179,7 @@ std::tuple<Tensor, Tensor> stencil2d_backward_cpu(const Tensor& grad_y, const Te
             weight_row<count>(rows, grad.data + row * grad.row_stride, sums[task]);
           }
           if (!needs_x) continue;
-          T* const to = out + (plane * s.length + row) * s.inner;
+          T* const to = grad_x + (plane * s.length + row) * s.inner;
           const bool edge_row = row < kEdge || row >= s.length - kEdge;
           const auto edge = [&](int64_t from, int64_t end) {
             for (int64_t j = from; j < end; ++j) {
@@ -211,13 +203,13 @@ std::tuple<Tensor, Tensor> stencil2d_backward_cpu(const Tensor& grad_y, const Te
         total += sums[task][place_of_weight(k, w.count)];
       }
       if (own_dtype) {
-        mutable_data<T>(grad_weight)[k] = round_sum<T>(total);
+        mutable_data<T>(out.weight)[k] = round_sum<T>(total);
       } else {
-        mutable_data<float>(grad_weight)[k] = float(total);
+        mutable_data<float>(out.weight)[k] = float(total);
       }
     }
   });
-  return {grad_x, grad_weight};
+  return {out.x, out.weight};
 }
 
 OPFORGE_IMPL(stencil2d, stencil2d_cpu)

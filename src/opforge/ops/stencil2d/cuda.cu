@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/host/split.h>
 
-#include "check.h"
+#include "host.h"
 #include "kernel.cuh"
 
 namespace opforge {
@@ -86,20 +86,11 @@ std::tuple<Tensor, Tensor> stencil2d_backward_cuda(const Tensor& grad_y, const T
                                                    const Tensor& weight, int64_t boundary,
                                                    double fill, bool needs_x, bool needs_weight) {
   const Boundary kind = checked(x, weight, boundary);
-  OPFORGE_CHECK(
-      same_device(grad_y, x) && same_shape(grad_y, x) && dtype_code(grad_y) == dtype_code(x),
-      "stencil2d_backward: grad_y and x differ in device, shape or dtype");
   const DeviceGuard guard(x.get_device_index());
-  const int64_t none = 0;
-  const Tensor grad_x = needs_x ? empty(sizes(x), x) : empty({&none, 1}, x);
-  const Tensor grad_weight =
-      needs_weight ? empty(sizes(weight), weight) : empty({&none, 1}, weight);
-  if (x.numel() == 0) {
-    fill_zero(grad_weight);
-    return {grad_x, grad_weight};
-  }
+  const StencilGradients out = allocate_gradients(grad_y, x, weight, needs_x, needs_weight);
+  if (x.numel() == 0) return {out.x, out.weight};
   // unreached: autograd asks for one of them, at least
-  if (!needs_x && !needs_weight) return {grad_x, grad_weight};
+  if (!needs_x && !needs_weight) return {out.x, out.weight};
   const SplitView image = split_at(x, x.dim() - 2), grad = split_at(grad_y, x.dim() - 2);
   const cudaStream_t stream = current_stream(x);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
@@ -108,7 +99,7 @@ std::tuple<Tensor, Tensor> stencil2d_backward_cuda(const Tensor& grad_y, const T
     p.grad = data<T>(grad.tensor);
     p.grad_plane = grad.outer_stride;
     p.grad_row = grad.length_stride;
-    p.out = needs_x ? mutable_data<T>(grad_x) : nullptr;
+    p.out = needs_x ? mutable_data<T>(out.x) : nullptr;
     const bool vectors = aligned<T>(image) && aligned<T>(grad);
     with_tile(p, weight, image.outer, vectors,
               [&]<class Tile, int N>(Type<Tile>, Count<N>, int64_t tiles) {
@@ -120,14 +111,14 @@ std::tuple<Tensor, Tensor> stencil2d_backward_cuda(const Tensor& grad_y, const T
                 if (!needs_weight) return;
                 const Config finish{dim3(N), dim3(1024), stream, 0, true};
                 if (p.weight) {
-                  launch(sum_weights<A, T>, finish, sums, tiles, mutable_data<T>(grad_weight));
+                  launch(sum_weights<A, T>, finish, sums, tiles, mutable_data<T>(out.weight));
                 } else {
                   launch(sum_weights<A, float>, finish, sums, tiles,
-                         mutable_data<float>(grad_weight));
+                         mutable_data<float>(out.weight));
                 }
               });
   });
-  return {grad_x, grad_weight};
+  return {out.x, out.weight};
 }
 
 OPFORGE_IMPL(stencil2d, stencil2d_cuda)

@@ -131,9 +131,9 @@ EXPORT void __ubsan_handle_type_mismatch_v1(void* data, uintptr_t pointer) {
   const uintptr_t alignment = uintptr_t(1) << d.log_alignment;
   if (pointer % alignment == 0) return;  // a null pointer, or an object too small: not ours
   report("misaligned",
-         name_of(*worker->running) + " accesses memory that must lie at a multiple of " +
-             std::to_string(alignment) + " bytes, but lies " + std::to_string(pointer % alignment) +
-             " past one",
+         name_of(*worker->running) + " accesses memory that must be aligned to " +
+             std::to_string(alignment) + " bytes; the address is " +
+             std::to_string(pointer % alignment) + " bytes past a multiple",
          __builtin_return_address(0));
 }
 EXPORT void __ubsan_handle_add_overflow(void*, void*, void*) {

@@ -31,7 +31,7 @@ void check(const void* global, const void* shared, uint32_t bytes, bool writes, 
        {std::pair(number(shared), "shared memory"), {number(global), "global memory"}}) {
     if (address % 16 == 0) continue;
     refuse("misaligned",
-           std::string("whose address in ") + what + " lies " + std::to_string(address % 16) +
+           std::string("whose address in ") + what + " is " + std::to_string(address % 16) +
                " bytes past a multiple of 16",
            pc);
   }

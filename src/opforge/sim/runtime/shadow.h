@@ -14,7 +14,7 @@ namespace opforge::sim::shadow {
 
 enum class Kind { read, write, atomic, barrier, copy_to, copy_from, send };
 
-// Does copies beside the threads; they are over for those who know that the phase is.
+// Makes asynchronous copies. They are over for threads that know that their barrier's phase is.
 struct Engine {
   static constexpr uint32_t kNever = ~0u;  // a phase that is over with the kernel
   uint32_t number, phase;

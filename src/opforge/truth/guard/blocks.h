@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that lies against inaccessible pages: each block has a mapping of its own.
+// Memory next to inaccessible pages: each block has a mapping of its own.
 #pragma once
 
 #include <cstddef>
@@ -7,22 +7,23 @@
 
 namespace opforge::guard {
 
-// Which end of a block lies at an inaccessible page.
+// Which end of a block is next to an inaccessible page.
 enum class Side : int { none, end, start };
 
 constexpr size_t kAlignment = 64;  // what torch promises for the start of an allocation
 
-// A block of memory; null if there is none to be had. An end that is no multiple of the alignment
-// leaves a gap before its page, which is filled with a pattern, and so is what remains of a page.
+// A block of memory, or null if there is none. If its size is no multiple of the alignment, there
+// is a gap between its end and the page. The gap, and the rest of the mapping, are filled with a
+// pattern.
 void* allocate(size_t bytes, Side side);
 // Unmaps a block at once; false if there is none at this address.
 bool release(void* data);
 
-// The tensor that lies at `data`, in some block: from then on the block is known by that name, and
-// read-only if asked for. One that has a name already stays as it is.
+// Names the block that holds the tensor at `data`, and makes it read-only if asked for. A block
+// that has a name already stays as it is.
 void name(const void* data, size_t bytes, size_t element, const char* name, bool read_only);
 
-// Looks whether the pattern around every block is as it was; what was not is kept for take().
+// Checks that the pattern around every block is unchanged; notes for take() where it is not.
 void verify();
 // What was found since the last call, a line each.
 std::string take();

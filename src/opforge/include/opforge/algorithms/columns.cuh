@@ -114,8 +114,7 @@ concept ColumnVisitor = requires(const V& visitor, const typename V::Cursor& cur
   { visitor.start(i, i, i) } -> std::same_as<typename V::Cursor>;
   { visitor.skip(cursor, i) } -> std::same_as<typename V::Cursor>;
   { visitor.template load<N, true>(cursor, span) } -> std::same_as<typename V::template Loaded<N>>;
-  // What bind() returns is not looked into: nvcc leaves device functions without a body on the
-  // host.
+  // What bind() returns is not checked: on the host, nvcc leaves device functions without a body.
   requires requires { visitor.template bind<N>(span); } ||
                requires { visitor.template use<N, true>(cursor, span, loaded, sum); };
 };

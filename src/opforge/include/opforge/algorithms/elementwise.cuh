@@ -31,8 +31,8 @@ struct ElementwiseParams {
 // How the last input is read; all others are dense.
 enum class Last {
   dense,
-  repeats,  // a row that comes again and again: a bias
-  rows,     // rows of its own, of neighbours or of one value each: a column, a matrix of a batch
+  repeats,  // one row for all rows of the output: a bias
+  rows,     // a row for each: adjacent elements (a matrix of a batch), or one value (a column)
 };
 
 // Two blocks of 1024 threads per multiprocessor: 32 registers, so that all 2048 threads fit. A

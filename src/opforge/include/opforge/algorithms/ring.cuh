@@ -2,10 +2,10 @@
 // Tiles of rows on their way into shared memory: a ring of stages that one warp fills with bulk
 // copies while the others work on earlier ones. Includes no torch header.
 //
-// Copies go by 16 bytes from 16-byte boundaries. A row that begins between two of them is fetched
-// with a few bytes before and behind it, and is as far off the boundary in shared memory as it
-// is outside. Only where that would reach past the end of a tensor are the last elements copied
-// one by one.
+// Copies begin and end at 16-byte boundaries. A row that does not is copied with the few bytes
+// before and after it up to the next boundaries, and has the same misalignment in shared memory as
+// in global memory. Only where that would read past the end of a tensor, the last elements are
+// copied one by one.
 #pragma once
 
 #include <opforge/core/async.h>
@@ -16,8 +16,8 @@ namespace opforge {
 
 constexpr int kMaxStages = 8;
 
-// Bytes of a block's shared memory for a ring; 16 KB are for totals. More would be no faster on an
-// H200.
+// The bytes of a block's shared memory for a ring; 16 KB are left for totals. More than 200 KB
+// would be no faster on an H200.
 inline int64_t ring_room() { return std::min<int64_t>(200 << 10, most_shared() - (16 << 10)); }
 
 // Rows that begin as far from a 16-byte boundary are one class. How many classes rows of so many
@@ -52,7 +52,7 @@ struct RingParams {
   __host__ __device__ int stage_bytes() const { return tile_bytes * sources; }
 };
 
-// Where a thread is in the ring, as it goes round.
+// A thread's position in the ring: a stage, and the phase of its barriers.
 struct RingPlace {
   int stage = 0;
   uint32_t phase = 0;
@@ -131,7 +131,8 @@ class Ring {
   __device__ __forceinline__ unsigned char* memory() const { return memory_; }
 
  private:
-  // One run of memory. Without a barrier: how many bytes the copy will have, and what it leaves.
+  // Copies one run of memory in bulk, and returns the bytes. Without a barrier: copies the elements
+  // that the bulk copy leaves, and returns the same.
   __device__ __forceinline__ uint32_t copy(int stage, int source, int64_t first_row, int within,
                                            int64_t first_col, int width, int height,
                                            Barrier* full) const {

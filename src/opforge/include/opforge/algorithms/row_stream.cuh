@@ -6,8 +6,8 @@
 //   thread    has the same columns in every row of a class, see classes_of(); while the total of a
 //             tile is under way it works on others
 //
-// There is no branch for what does not exist: rows past the last and vectors past the end of a row
-// are read from where there is something, and count for nothing.
+// There is no branch for what does not exist: for rows past the last one and vectors past the end
+// of a row, other elements are read, and not used.
 #pragma once
 
 #include <opforge/algorithms/ring.cuh>
@@ -18,8 +18,8 @@ constexpr int kStreamThreads = 512;  // of a block, and a warp that fills the ri
 constexpr int kStreamColumns = 16;   // of a thread
 template <class T>
 constexpr int kStreamRows = 4 / sizeof(T);  // of a thread in a tile, to share its overhead
-// With fewer tiles to a cluster map_rows is as good: they do not make up for a ring that fills and
-// drains.
+// With fewer tiles per cluster, map_rows is as fast: they do not make up for the time in which the
+// ring fills and drains.
 constexpr int kStreamTiles = 4;
 
 template <class T>
@@ -30,11 +30,12 @@ struct RowStream {
   int classes;  // see classes_of()
   int tiles_of_class;
   int parts;             // clusters that share the tiles
-  int jump;              // rows from a tile of a cluster to the next
-  int64_t step, across;  // elements of y from one to the next, and between rows of a tile
+  int jump;              // rows from a tile of a cluster to its next one
+  int64_t step, across;  // elements of y: from a tile to the next, and between rows of a tile
 };
 
-// The tiles of a cluster: without classes the clusters take them in turn, else a run of them each.
+// The tiles of a cluster. Without classes, the clusters take the tiles in turn. With classes, each
+// takes a run of tiles.
 template <class T, bool Ragged>
 class StreamTiles {
  public:
@@ -90,7 +91,7 @@ class StreamTiles {
   int count_[R];  // of tiles that have the row
 };
 
-// False: map_rows does as well. `used`: stages that are read at a time.
+// False if map_rows is as fast. `used`: how many stages are read at a time.
 template <class T>
 bool plan_stream(int64_t rows, int64_t cols, bool ragged, int used, RowStream<T>& p) {
   constexpr int64_t kElement = sizeof(T);
@@ -123,7 +124,7 @@ bool plan_stream(int64_t rows, int64_t cols, bool ragged, int used, RowStream<T>
   return ring.stages > used;
 }
 
-// False: it cannot be.
+// False if the kernel cannot be launched with a cluster; then nothing is launched.
 template <class Stream>
 bool launch_stream(void (*kernel)(Stream), const Stream& p, cudaStream_t stream) {
   if (!can_cluster(kernel)) return false;

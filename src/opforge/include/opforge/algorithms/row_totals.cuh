@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Totals of rows on their way between warps and blocks. Includes no torch header.
 //
-//   put(own, i)   a thread puts in what it has found of row i, and goes on with row i + 1
+//   put(own, i)   a thread puts in its part of the total of row i, and goes on with row i + 1
 //   get(put, i)   waits until all parts of row i have come in, and adds them up
 #pragma once
 
@@ -16,8 +16,9 @@ namespace opforge {
 // Of rows that `group` threads in each of `cluster` blocks share.
 template <RowTotal Total, int MaxWarps, int MaxCluster>
 class RowTotals {
-  // A thread that puts in round t + 4 has got round t + 2, for which all warps put in theirs, after
-  // they had got round t: nobody reads it any more.
+  // Rounds t and t + 4 share a place. A thread that puts round t + 4 has got round t + 2. For that,
+  // all warps have put round t + 2, which they do after they got round t. So nobody reads round t
+  // any more.
   static constexpr int kRounds = 4;
   struct Shared {
     Total parts[kRounds][MaxWarps * MaxCluster];
@@ -55,8 +56,8 @@ class RowTotals {
       }
     } else {
       if (threadIdx.x == 0) arrive_expecting(barrier, uint32_t(warps * cluster_ * sizeof(Total)));
-      __syncwarp();  // what a warp sends also tells that all of its lanes are done with older
-                     // rounds
+      // What a warp sends also tells that all of its lanes are done with older rounds.
+      __syncwarp();
       if (lane < cluster_) send(total, parts[cluster_rank() * warps + warp], barrier, lane);
     }
     return total;

@@ -12,9 +12,9 @@ namespace opforge {
 
 constexpr int kHeld = 4;  // vectors of a row that a thread holds, usually
 
-// How a row is held: so many vectors per thread (0: not at all), in a block of so many threads at
-// most (and never more than kRowThreads). So many such blocks must have enough registers at once. A
-// visitor's parameters are loaded for so many vectors at once.
+// How a row is held: `Vectors` per thread (0: not at all), in a block of up to `Threads` threads
+// (and never more than kRowThreads). The registers of a multiprocessor must do for `Blocks` such
+// blocks. A visitor's parameters are loaded for `ParamsAtOnce` vectors at a time.
 template <int Vectors, int Threads, int Blocks, int ParamsAtOnce>
 struct Hold {
   static constexpr int kVectors = Vectors, kThreads = Threads, kBlocks = Blocks;
@@ -44,13 +44,13 @@ template <class Total>
 concept RowTotal = std::is_trivially_copyable_v<Total> && std::default_initializable<Total> &&
                    requires(Total total, const Total other) { total += other; };
 
-// For visitors of which no length of rows is special.
+// For visitors that hold rows of all lengths alike.
 struct HeldAsUsual {
   template <bool Ragged>
   using Holds = Holdings<HoldUsual<2>>;
 };
 
-// For visitors whose result takes nothing but the row.
+// For visitors that need nothing but the row for a result.
 struct NoParams {};
 struct WithoutParams {
   template <int N, bool Ragged>
@@ -78,27 +78,29 @@ struct TotalOfRow {
 // What map_rows asks of a visitor, here with vectors of N columns. Its members, in the order of
 // use:
 //
-//   Cursor start(row)            where the row lies in each operand
-//   first(cursor)                where it begins in one by which all are aligned
+//   Cursor start(row)            where the row is in each operand
+//   first(cursor)                the row's address in one operand: its alignment decides where
+//                                vectors begin, and is that of all operands
 //   Loaded<N> load<N>(cursor, col)
 //                                N columns of the operands. It does nothing else: all loads of a
 //                                row are under way before the first is used
 //   prepare(cursor, col, loaded, again)
 //                                may change what was loaded, and write it; `again` in a later pass
 //                                over a row that is not held
+//   Params<N, Ragged> load_params<N, Ragged>(cursor, col)
+//                                what else a result takes. It may be called before settle() or
+//                                after it
 //   settle(cursor, each, total)  what follows from the row: each(f) calls f(loaded) for all that
 //                                this thread has of it; total(t) adds t up over the row's threads.
 //                                Both may be called several times, total() by all threads
-//   finish(cursor, settled)      by one thread of the row
-//   Params<N, Ragged> load_params<N, Ragged>(cursor, col)
-//                                what else a result takes
 //   result(cursor, col, loaded, params, settled)
 //                                N columns of the new row
 //   write(cursor, col, result)
+//   finish(cursor, settled)      at last, by one thread of the row
 //   Holds<Ragged>                how rows are held, a Holdings
 //   kAnyRow                      whether it also takes what is rare: rows that do not fit the
 //                                registers (see can_hold), and vectors of one element. If not, no
-//                                kernels are compiled for them, and the caller must not bring them
+//                                kernels are compiled for them, and the caller must not pass them
 //
 // A visitor that divides each row by its sum:
 //

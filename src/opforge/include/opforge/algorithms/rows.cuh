@@ -2,21 +2,23 @@
 // One result per row of a matrix, and a new row from it: norms, softmax and their gradients.
 // Includes no torch header.
 //
-//   row      belongs to a group of threads: some lanes of a warp, a block, or a cluster's blocks
+//   row      belongs to a group of threads: some lanes of a warp, a block, or the blocks of a
+//            cluster
 //   thread   loads its vectors of the row, two to eight, all before it uses the first: the row
 //            is read once and stays in registers
-//   warp     adds up what its threads have found, by shuffles
+//   warp     adds up the totals of its threads, by shuffles
 //   block    its warps' totals meet in shared memory
 //   cluster  every warp sends its total to the shared memory of all blocks of the row
 //   thread   gets the total and writes the new row from its registers
 //
-// A block has one row, or several short ones, and is done: while some blocks add up, others load.
-// Only a row too long for the registers of eight blocks (before 9.0: of one) is read again for
-// every total and for its result. A visitor says what is loaded, added up and written; see
-// RowVisitor.
+// A block takes one row, or several short ones, and ends: while some blocks add up, others load. A
+// row too long for the registers of eight blocks (of one, on GPUs before compute capability 9.0) is
+// read again for every total and for its result. A visitor says what is loaded, added up and
+// written; see RowVisitor.
 //
-// Rows need not be aligned, only all operands alike: vectors begin at 16-byte boundaries of memory,
-// and the two ends of a row go by element.
+// Rows need not be aligned, but those of all operands must be misaligned alike: vectors begin at
+// 16-byte boundaries of memory, and the elements before and after them, the ends, are loaded one by
+// one.
 #pragma once
 
 #include <opforge/core/async.h>
@@ -32,7 +34,7 @@
 
 namespace opforge {
 
-constexpr int kRowThreads = 512;  // most of a block, before a row is spread over several
+constexpr int kRowThreads = 512;  // of a block, at most; a longer row takes several blocks
 constexpr int kRowBlock = 128;    // threads of a block of short rows
 constexpr int kMaxCluster = 8;
 constexpr int kManyRows = 64;  // with fewer, no multiprocessor has a second row to load meanwhile
@@ -53,32 +55,32 @@ struct Rows {
   }
 };
 
-// How rows are dealt to threads.
+// Which threads take which rows.
 struct RowPlan {
   int64_t rows, cols;
-  int group;    // threads of a block to a row: up to 32 and a power of two, or the whole block
-  int cluster;  // blocks to a row
-  int block;    // threads
+  int group;    // threads of one block that share a row: a power of two up to 32, or all of them
+  int cluster;  // blocks that share a row
+  int block;    // threads of a block
   bool held;    // whether a row fits the registers of its threads
 
   unsigned blocks() const { return unsigned(ceil_div(rows, block / group) * cluster); }
 };
 
-// `width` is that of a vector; ragged rows need not begin or end with a whole one. A thread holds
-// up to `held` vectors, and a block has up to `most` threads.
+// `width` is the number of elements in a vector; ragged rows need not begin or end with a whole
+// one. A thread holds up to `vectors` vectors, and a block has up to `threads_per_block` threads.
 inline RowPlan plan_rows(int64_t rows, int64_t cols, int width, bool ragged, bool clusters,
-                         int held = kHeld, int most = kRowThreads) {
+                         int vectors = kHeld, int threads_per_block = kRowThreads) {
   // Ragged rows: a thread for each of the up to 2 (width - 1) elements of the two ends.
   RowPlan p{rows, cols, ragged ? 2 * width : 1, 1, kRowBlock, true};
-  const int64_t threads = ceil_div(ceil_div(cols, width), held);
+  const int64_t threads = ceil_div(ceil_div(cols, width), vectors);
   if (threads <= kWarp) {
     while (p.group < threads) p.group *= 2;
     return p;
   }
   const auto in_block = [&] { return ceil_div(ceil_div(threads, p.cluster), kWarp) * kWarp; };
-  while (clusters && p.cluster < kMaxCluster && in_block() > most) p.cluster *= 2;
-  p.held = in_block() <= most;
-  p.group = p.block = int(std::min<int64_t>(in_block(), most));
+  while (clusters && p.cluster < kMaxCluster && in_block() > threads_per_block) p.cluster *= 2;
+  p.held = in_block() <= threads_per_block;
+  p.group = p.block = int(std::min<int64_t>(in_block(), threads_per_block));
   return p;
 }
 
@@ -86,11 +88,11 @@ inline RowPlan plan_rows(int64_t rows, int64_t cols, int width, bool ragged, boo
 struct Place {
   int64_t row;      // 0 if there is none
   int index, size;  // among the row's threads, in all of its blocks
-  bool exists;      // the last block may have less rows than it could
+  bool exists;      // the last block may have fewer rows than it has room for
 
   __device__ __forceinline__ explicit Place(const RowPlan& p) {
     size = p.group * p.cluster;
-    if (p.group < int(blockDim.x)) {  // several rows, of so many threads each: a power of two
+    if (p.group < int(blockDim.x)) {  // several rows, whose groups are powers of two
       const int shift = __ffs(p.group) - 1;
       row = int64_t(blockIdx.x) * (blockDim.x >> shift) + (threadIdx.x >> shift);
       index = int(threadIdx.x) & (p.group - 1);
@@ -103,13 +105,14 @@ struct Place {
   }
 };
 
-// For rows that take a cluster: what row_total() waits at for the totals of all warps. One for even
-// rounds, one for odd ones.
+// For rows that take a cluster: where row_total() waits for the totals of all warps. One barrier is
+// for even rounds, one for odd ones.
 struct RowBarriers {
   Barrier totals[2];
 };
 
-// Begins a kernel with rows; all threads call both: await_rows() before the first row_total().
+// All threads call both, also where no cluster is used: arrive_rows() at the start of a kernel,
+// await_rows() once, before the first row_total(), even if none follows.
 __device__ __forceinline__ void arrive_rows(const RowPlan& p) {
   if (p.cluster == 1) return;
   if (threadIdx.x == 0) {
@@ -125,8 +128,8 @@ __device__ __forceinline__ void await_rows(const RowPlan& p) {
   if (p.cluster > 1) cluster_wait();
 }
 
-// Combines what the threads of a row have found; all of them get it. Called again in a kernel, it
-// needs the number of calls before, `round`.
+// Combines the totals of a row's threads; all of them get the result. `round` is the number of
+// calls before this one in the kernel.
 template <RowTotal Total>
 __device__ __forceinline__ Total row_total(const RowPlan& p, Total total, int round = 0) {
   if (p.group < kWarp) return warp_total(total, p.group);
@@ -138,7 +141,7 @@ __device__ __forceinline__ Total row_total(const RowPlan& p, Total total, int ro
   };
   Total(&parts)[kMaxCluster * kRowThreads / kWarp] = shared<Parts>().of[round % 2];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int warps = p.group / kWarp;  // all of the block's
+  const int warps = p.group / kWarp;  // of the block
   if (p.cluster == 1) {
     if (lane == 0) parts[warp] = total;
     __syncthreads();
@@ -157,8 +160,9 @@ __device__ __forceinline__ Total row_total(const RowPlan& p, Total total, int ro
   return warp_total(total);
 }
 
-// The columns of a row that begins at `start`: some before the first whole vector, the vectors, and
-// what is left. The row's threads take one vector after the other, and the first ones an end each.
+// The columns of a row that begins at `start`: `head` elements before the first aligned vector, the
+// vectors, and what is left. Single elements on both sides are the ends. The row's threads take the
+// vectors in turn; end i goes to thread i.
 template <int N>
 struct Columns {
   int head, ends;
@@ -184,9 +188,9 @@ struct Sum {
   __device__ __forceinline__ void operator+=(const Sum& other) { value += other.value; }
 };
 
-// All threads of a row: load, prepare, settle (which adds up), load parameters, write. The first
-// half is for rows that are held in registers, the other for those that are read again. The ends of
-// a row are held in both.
+// All threads of a row: load, prepare, load parameters, settle (which adds up), write, finish. The
+// first half is for rows that are held in registers, the other for those that are read again:
+// there, parameters are loaded after settle(). The ends of a row are held in both.
 template <int N, bool Ragged, class Holding, RowVisitor<N> Visitor>
 __global__ void __launch_bounds__(Holding::kThreads, Holding::kBlocks)
     map_rows_kernel(const RowPlan p, const Visitor visitor) {
@@ -277,7 +281,7 @@ __global__ void __launch_bounds__(Holding::kThreads, Holding::kBlocks)
   }
 }
 
-// With clusters only if a row does not fit one block, and the machine code of the kernel can.
+// Takes clusters only if a row does not fit one block, and if the kernel can run in clusters.
 template <int N, class Holding, class... Params>
 RowPlan plan_rows(int64_t rows, int64_t cols, bool ragged, void (*kernel)(Params...)) {
   const auto plan = [&](bool clusters) {
@@ -288,8 +292,8 @@ RowPlan plan_rows(int64_t rows, int64_t cols, bool ragged, void (*kernel)(Params
   return p.held || !can_cluster(kernel) ? p : plan(true);
 }
 
-// Whether rows fit the registers of their threads. Long stands for all lengths: no other holding
-// has room for less of the rows that it is for.
+// Whether rows fit the registers of their threads. Only OfLong is asked, for rows of all lengths:
+// rows that fit it also fit the holding that map_rows takes for them.
 template <int N, RowVisitor<N> Visitor>
 bool can_hold(int64_t rows, int64_t cols, bool ragged) {
   using Holding = typename Visitor::template Holds<false>::OfLong;
@@ -297,8 +301,9 @@ bool can_hold(int64_t rows, int64_t cols, bool ragged) {
       .held;
 }
 
-// Runs a visitor over all rows. `ragged`: rows do not all begin and end at 16-byte boundaries. For
-// what is rare and not taken, see kAnyRow, nothing is launched: the caller chooses the visitor.
+// Runs a visitor over all rows. `ragged`: rows do not all begin and end at 16-byte boundaries. A
+// visitor without kAnyRow takes no rows that do not fit the registers, and no vectors of one
+// element: nothing is launched for them. The caller must choose another visitor, see can_hold().
 template <int N, RowVisitor<N> Visitor>
 void map_rows(int64_t rows, int64_t cols, bool ragged, const Visitor& visitor,
               cudaStream_t stream) {

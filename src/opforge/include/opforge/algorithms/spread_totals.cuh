@@ -72,7 +72,8 @@ class SpreadTotals {
     Barrier& barrier = shared_.barrier[round % kRounds];
     A& part = shared_.parts[round % kRounds][own_].value[lane % V];
     if (threadIdx.x == 0) arrive_expecting(barrier, uint32_t(all_ * V * sizeof(A)));
-    __syncwarp();  // what a warp sends also tells that all of its lanes are done with older rounds
+    // What a warp sends also tells that all of its lanes are done with older rounds.
+    __syncwarp();
     if (lane / V < cluster_) send(value, part, barrier, lane / V);
   }
 

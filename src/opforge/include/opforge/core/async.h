@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies between global and shared memory that run beside the threads, and the barriers that tell
-// when they are done. Before 9.0 the thread that asks for a copy does it itself: right, but slow.
-// Includes no torch header.
+// Asynchronous copies between global and shared memory, and the barriers that signal their
+// completion. Before compute capability 9.0, the thread that asks for a copy copies itself:
+// correct, but slow. Includes no torch header.
 //
 //   if (threadIdx.x == 0) init(s.full, 1), publish_barriers();
 //   __syncthreads();
 //   if (threadIdx.x == 0) arrive_expecting(s.full, bytes), bulk_copy(s.data, x, bytes, s.full);
 //   wait(s.full, 0);  // every thread that reads s.data
 //
-// A barrier goes from phase to phase, 0, 1, 0, …; a phase is over when as many arrivals as init()
-// said have come, and all bytes that they announced. It is used in the block it lives in.
+// A barrier alternates between phases 0 and 1. A phase ends when as many threads have arrived as
+// init() was told, and when all bytes that they announced have come. A barrier is used in the block
+// that has it in its shared memory.
 //
 // Before a stage is filled again, its readers must have passed a __syncthreads() or arrived at a
-// barrier that the thread which refills it has waited for. That is all: reads are done by then, so
-// no fence_for_copies() is needed after reads, only after writes. (CUTLASS's pipelines release
-// their stages in this way, too.)
+// barrier that the thread which refills it has waited for. No fence_for_copies() is needed after
+// reads, because they are done by then, only after writes. (CUTLASS's pipelines release their
+// stages in this way, too.)
 #pragma once
 
 #include <cuda_runtime.h>

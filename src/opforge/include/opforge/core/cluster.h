@@ -44,8 +44,9 @@ __device__ __forceinline__ void cluster_arrive() {
 #endif
 }
 
-// The same arrival, but what was done before is not made visible to others: to say that this block
-// has started and published its barriers (async.h). Quicker by a fence of all memory.
+// The same arrival without the fence of all memory, which takes time: writes before it are not made
+// visible to others. It is enough to tell that this block has started and published its barriers
+// (async.h).
 __device__ __forceinline__ void cluster_arrive_relaxed() {
 #if defined(OPFORGE_SIM)
   sim::cluster_arrive_relaxed();

@@ -54,8 +54,8 @@ __device__ __forceinline__ void release_next() {
 #endif
 }
 
-// Whether the machine code that runs has await_previous() in it: PTX of an older architecture,
-// compiled by the driver, has not, whatever the GPU.
+// Whether the kernel's machine code contains await_previous(). If the driver compiled it from PTX
+// of an older architecture, it does not, whatever the GPU is.
 template <class... Params>
 inline bool can_overlap(void (*kernel)(Params...)) {
   cudaFuncAttributes facts = {};

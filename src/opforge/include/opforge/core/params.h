@@ -14,13 +14,14 @@ struct Param {
   __device__ __forceinline__ explicit operator bool() const { return data != nullptr; }
 };
 
-// What stands for a parameter that is not there: a word, as often as a vector of floats may take.
+// Read in place of a parameter that is missing: one word, repeated for the longest vector of
+// floats.
 template <uint32_t Word>
 __device__ const Vec<uint32_t, 4> repeated[2] = {{Word, Word, Word, Word},
                                                  {Word, Word, Word, Word}};
 
 template <class W>
-constexpr uint32_t kOne = 0;  // of no use, but named, for double
+constexpr uint32_t kOne = 0;  // unused, but needed to compile for double
 template <>
 constexpr uint32_t kOne<float> = 0x3f800000;
 template <>
@@ -49,7 +50,8 @@ __device__ __forceinline__ void read_param(const W* from, A (&out)[N]) {
 
 }  // namespace detail
 
-// The values for N columns of a parameter that is aligned. Beside a ragged row they begin anywhere.
+// The values for N columns of a parameter that is aligned. With ragged rows, a vector of a row may
+// begin at any column, so the values are loaded one by one.
 template <class W, int N, bool Ragged>
 __device__ __forceinline__ Packed<W, N> load_param(const W* data, int64_t col) {
   if constexpr (Ragged) {

@@ -11,7 +11,8 @@ namespace opforge {
 
 constexpr int kWarp = 32;
 
-// Rounded, whatever is done with it: fused with the difference, a * b - a * b would not be 0.
+// A product that is always rounded by itself. Fused with the subtraction, a * b - a * b would not
+// be 0.
 __device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
 __device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
 

@@ -96,10 +96,10 @@ OPFORGE_HOST_DEVICE double kept_scale(double p) {
   return p < 1 ? 65536 / double(65536 - (drop_threshold(p) >> 16)) : 0.0;
 }
 
-// The halves of the elements first, first + 1, ..., shifted up by 16 bits; their low bits are
-// anything, and so are elements below 0. Where the compiler sees that `first` is a multiple of N, a
-// power of two, a call of philox is made for every eight of them, or one for fewer; elsewhere there
-// may be one more.
+// The halves of the elements first, first + 1, ..., shifted up by 16 bits. Their low bits, and the
+// halves of elements below 0, are undefined. One call of philox makes eight halves. If N is a power
+// of two and the compiler sees that `first` is a multiple of it, there are as few calls as
+// possible; otherwise there may be one more.
 template <int N>
 OPFORGE_HOST_DEVICE void draw_halves(uint64_t seed, int64_t first, uint32_t (&half)[N]) {
   static_assert(N >= 1 && N <= 16);

@@ -12,7 +12,7 @@ namespace opforge {
 template <class T, int N>
 struct Unaligned {
   Packed<T, N> low, high;
-  int past;  // bytes of `low` that come before
+  int past;  // bytes of `low` before the first element
 
   // Whether both lie in a row of at least 2 N columns, if the elements begin at column `col`.
   template <class Col>
@@ -22,7 +22,7 @@ struct Unaligned {
   }
 
   Unaligned() = default;
-  // Both are loaded even if `low` is all there is to it: a condition would wait for it.
+  // Both are loaded, even where `low` has all elements: a branch would delay the second load.
   __device__ __forceinline__ explicit Unaligned(const T* from) {
     past = int(reinterpret_cast<uintptr_t>(from) % 16);
     const char* const boundary = reinterpret_cast<const char*>(from) - past;

@@ -52,7 +52,8 @@ struct alignas(sizeof(T) * N) Packed {
   Packed() = default;
   __device__ __forceinline__ Packed(const Vec<T, N>& v) { memcpy(word, &v, sizeof v); }
 
-  // As new each time: what the compiler made of it before (floats) it would otherwise keep, too.
+  // Hides from the compiler that this was unpacked before. Otherwise it would keep the floats of
+  // that time in registers, in addition to the packed words.
   __device__ __forceinline__ Vec<T, N> unpacked() const {
     Packed copy = *this;
 #if defined(__CUDA_ARCH__)

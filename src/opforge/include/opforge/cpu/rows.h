@@ -47,25 +47,26 @@ OPFORGE_INLINE void store_lanes(T* p, int64_t n, vec<T> v) {
   store_some(p, 1, n, v);
 }
 
-// A result that no cache will keep until it is read: written past the caches, it is not read into
-// them first. Only where `past` says so; who writes it calls finish_past() in the end.
+// For a result that no cache can keep until it is read. If `streams`, it is written to memory
+// without being read into the caches first. Afterwards, each thread calls finish_streaming().
 template <class T, class Lanes>
-OPFORGE_INLINE void store_lanes_past(bool past, T* p, Lanes n, vec<T> v) {
+OPFORGE_INLINE void stream_lanes(bool streams, T* p, Lanes n, vec<T> v) {
 #if defined(__AVX__)
   if constexpr (std::is_same_v<T, float> && std::is_same_v<Lanes, AllLanes<T>>) {
-    if (past) return _mm256_stream_ps(p, v);
+    if (streams) return _mm256_stream_ps(p, v);
   }
 #endif
   store_lanes(p, n, v);
 }
-// Rows of `cols` columns, beginning at p. Elements of 16 bits take longer to compute than to write.
+// Whether to stream rows of `cols` columns that begin at p. Elements of 16 bits take longer to
+// compute than to write.
 template <class T>
-bool goes_past(const T* p, int64_t rows, int64_t cols) {
+bool should_stream(const T* p, int64_t rows, int64_t cols) {
   constexpr int64_t kCaches = 8 << 20;
   return rows * cols * int64_t(sizeof(T)) >= kCaches && cols % kLanes<T> == 0 &&
          reinterpret_cast<uintptr_t>(p) % 32 == 0;
 }
-inline void finish_past() {
+inline void finish_streaming() {
 #if defined(__AVX__)
   _mm_sfence();
 #endif

@@ -16,8 +16,8 @@
 #include <immintrin.h>
 #endif
 
-// Vectors only ever pass between functions that are inlined, so their calling convention, which
-// gcc remarks on where there is no AVX, is of no concern.
+// Without AVX, gcc warns about the calling convention of functions that take vectors. It does not
+// matter here, because all of them are inlined.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif

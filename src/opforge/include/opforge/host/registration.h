@@ -70,7 +70,7 @@ using Loader = void* (*)(const char* part, const char* name, char* error, uint64
 
 inline std::atomic<Loader> loader = nullptr;
 
-// Without Python: the library lies beside this one, as `opforge build --out` puts it.
+// Without Python: the library is in the folder of this one, where `opforge build --out` puts it.
 inline void* find_beside(const char* stem, const char* part, const char* name, char* error,
                          uint64_t room) {
   Dl_info here;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Activations of elements T and their gradients on the GPU. Includes no torch header.
 //
-// Each has value(x) and gradient(x, passed, value): the gradient of x where `passed` is that of the
-// value, which it gives as well.
+// Each has value(x) and gradient(x, passed, value). That returns the gradient of x, where `passed`
+// is the gradient of the value, and stores the value as well.
 //
 // float and double follow PyTorch's own kernels operation by operation, so that they round where
-// those do; sums of products are fused as nvcc fuses them. At 16 bits a kernel has time for some 30
-// instructions per element while memory delivers the next one, and a result is rounded to 11 bits
-// at most: there the same functions are had for less, within a hundred-thousandth (tests/
-// test_gated.py tries every argument).
+// those do; sums of products are fused as nvcc fuses them. At 16 bits, a kernel has time for some
+// 30 instructions per element while memory delivers the next one, and a result is rounded to 11
+// bits at most. So there the functions take fewer instructions, and differ from the exact ones by
+// less than a hundred-thousandth (tests/ops/test_gated.py tries every argument).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,8 +21,8 @@ namespace opforge {
 template <class T>
 constexpr bool kShort = sizeof(T) == 2;
 
-// 2^x, 1 / x and the logarithm to base 2, within 2^-22, an instruction each; below 2^-126 they are
-// 0, or it is that of 0.
+// 2^x, 1 / x and the logarithm to base 2, within 2^-22, an instruction each. Results, and arguments
+// of the last two, are 0 if they are below 2^-126.
 __device__ __forceinline__ float roughly_exp2(float x) {
 #if defined(OPFORGE_SIM)
   return exp2f(x);

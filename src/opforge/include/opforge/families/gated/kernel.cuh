@@ -118,8 +118,9 @@ __device__ __forceinline__ void gate_vector(const GatedParams<T, Outputs, Inputs
   for (int k = 0; k < Outputs; ++k) store<N>(p.out[k] + at[k], narrow<T>(y[k]));
 }
 
-// Whether all 2048 threads of a multiprocessor are to fit, see elementwise.cuh: not if that takes
-// registers away which are then kept in memory, as of gelu's gradient at float16.
+// Whether registers are limited so that all 2048 threads of a multiprocessor fit, see
+// elementwise.cuh. Not where the kernel would then spill registers to memory, as gelu's gradient
+// does at float16.
 template <class F, int Rank, class T, class Index>
 constexpr bool kAllThreads = Rank > 0 && sizeof(Index) == 4 && sizeof(T) < 8 &&
                              !std::is_same_v<F, GatedBackward<Gelu<half>>>;

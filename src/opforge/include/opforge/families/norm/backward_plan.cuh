@@ -20,13 +20,13 @@ constexpr int kBackwardThreads = 512;  // of a block, and a warp that fills the 
 // the fewer registers it takes.
 enum class BackwardKind { plain, relu, residual, dropout, any };
 
-// Rows that a thread works on at once: the more, the smaller the overhead of each. Where a tile of
-// two per thread would not fit the ring several times, it is one.
+// Rows that a thread works on at once: with two, each has less overhead. It is one where tiles of
+// two rows per thread would be so large that the ring has room for too few.
 template <class T, bool Centered, BackwardKind kind>
 constexpr int kRowsPerThread = sizeof(T) == 2 && !Centered && kind == BackwardKind::plain ? 2 : 1;
 
 // In the ring: grad_y, then h (or x, if h is only a function of it), then grad_h if it is there,
-// then x if the prologue's relu wants it beside h.
+// then x if the prologue's relu needs it in addition to h.
 constexpr int kNormSources = 4;
 
 template <class T>
@@ -120,9 +120,9 @@ bool plan_backward(int64_t rows, int64_t cols, int rows_per_thread, bool cluster
   return true;
 }
 
-// The tiles of a block (or cluster), numbered class by class. Without classes the blocks take them
-// in turn, which keeps what is read at a time together; else a block takes a run of them, so as to
-// have few classes.
+// The tiles of a block (or cluster), numbered class by class. Without classes, the blocks take them
+// in turn, so that what is read at a time is close together. With classes, a block takes a run of
+// them, and so has few classes.
 template <class T, bool Ragged>
 class BackwardTiles {
  public:

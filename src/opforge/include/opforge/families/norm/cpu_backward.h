@@ -27,7 +27,7 @@ void find_gradients(const Norm<T>& norm, const NormBackward<T>& p) {
   using V = vec<T>;
   const int64_t rows = norm.rows, cols = norm.cols, block = p.block(rows);
   const bool makes_h = norm.prologue && !p.summed;  // in place of grad_x
-  const bool past = !makes_h && goes_past(p.grad_x, rows, cols);
+  const bool streams = !makes_h && should_stream(p.grad_x, rows, cols);
   prefer_huge_pages(p.grad_x, norm.bytes());
   if (p.grad_residual != nullptr) prefer_huge_pages(p.grad_residual, norm.bytes());
   const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, block * cols));
@@ -81,13 +81,13 @@ void find_gradients(const Norm<T>& norm, const NormBackward<T>& p) {
             store_lanes(p.grad_residual + row * cols + j, n, v);
           }
           if (norm.prologue) v = norm.prologue.backward(v, load_lanes(x + j, n), halves);
-          store_lanes_past(past, grad_x + j, n, v);
+          stream_lanes(streams, grad_x + j, n, v);
         });
         others.next();
         inputs.next();
       }
     }
-    finish_past();
+    finish_streaming();
   });
 }
 

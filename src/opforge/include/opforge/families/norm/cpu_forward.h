@@ -122,7 +122,7 @@ inline Scale<T> scale_of(const T* v, int64_t n, double eps) {
     mean = row_sum(v, n) / count;
     scale.mean = compute_t<T>(mean);
   }
-  // The deviations are from the rounded mean, which lies off the mean.
+  // The deviations are from the rounded mean, so the square of its error is subtracted.
   const double off = mean - double(scale.mean);
   const double variance = squares_from(v, n, scale.mean) / count - off * off;
   scale.rstd = compute_t<T>(1 / std::sqrt(std::max(variance, 0.0) + eps));
@@ -166,7 +166,7 @@ template <bool Centered, class T>
 void normalise_rows(const Norm<T>& norm, const Rows<T>& x, const Rows<T>& residual, T* y, T* h,
                     compute_t<T>* mean, compute_t<T>* rstd) {
   const int64_t cols = norm.cols, grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, cols));
-  const bool large = goes_past(y, norm.rows, cols);
+  const bool large = should_stream(y, norm.rows, cols);
   prefer_huge_pages(y, norm.bytes());
   if (residual.data != nullptr) prefer_huge_pages(h, norm.bytes());
   parallel_for(norm.rows, grain, [&](int64_t row, int64_t end) {
@@ -184,15 +184,15 @@ void normalise_rows(const Norm<T>& norm, const Rows<T>& x, const Rows<T>& residu
       const Scale<T> scale = scale_of<Centered>(values, cols, norm.eps);
       if (mean != nullptr) mean[row] = scale.mean;
       if (rstd != nullptr) rstd[row] = scale.rstd;
-      const bool past = large && values != out;
+      const bool streams = large && values != out;
       norm.epilogue.visit_row(row * cols, cols, [&](int64_t j, auto n, const uint16_t* halves) {
         __builtin_prefetch(next + j);  // memory is idle while a row is worked on
         const vec<T> normed = scale.normed(values + j, n);
         const vec<T> v = norm.result(normed, norm.factor(j, n), j, n);
-        store_lanes_past(past, out + j, n, norm.epilogue.forward(v, halves));
+        stream_lanes(streams, out + j, n, norm.epilogue.forward(v, halves));
       });
     }
-    finish_past();
+    finish_streaming();
   });
 }
 

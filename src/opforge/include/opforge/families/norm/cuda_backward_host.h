@@ -27,7 +27,7 @@ NormResult saved_statistics(const NormArguments& given, const NormSaved& saved) 
   alone.offset = 0;
   if (saved.summed) alone.prologue = Stage::none;
   alone.epilogue = Stage::none;
-  normalise_rows<Centered>(alone, like, std::nullopt, found);
+  launch_forward<Centered>(alone, like, std::nullopt, found);
   return found;
 }
 

@@ -103,14 +103,18 @@ bool stream_rows(const NormForwardRun& run, bool ragged) {
   p.eps = A(given.eps);
   p.share = A(1) / A(cols);
   const cudaStream_t stream = current_stream(run.x);
+  constexpr auto whole_rows = RowShape::whole, ragged_rows = RowShape::ragged;
+  constexpr auto plain_kind = ForwardKind::plain, relu_kind = ForwardKind::relu;
   if constexpr (Centered) {
     if (relu) {
-      return ragged ? launch_stream(norm_stream<T, true, true, true>, p, stream)
-                    : launch_stream(norm_stream<T, true, false, true>, p, stream);
+      return ragged ? launch_stream(norm_stream<T, Centered, ragged_rows, relu_kind>, p, stream)
+                    : launch_stream(norm_stream<T, Centered, whole_rows, relu_kind>, p, stream);
     }
-    if (!ragged) return launch_stream(norm_stream<T, true, false, false>, p, stream);
+    if (!ragged) {
+      return launch_stream(norm_stream<T, Centered, whole_rows, plain_kind>, p, stream);
+    }
   }
-  return launch_stream(norm_stream<T, Centered, true, false>, p, stream);
+  return launch_stream(norm_stream<T, Centered, ragged_rows, plain_kind>, p, stream);
 }
 
 template <int N, class T, bool Centered, ForwardKind kind, class W>
@@ -135,9 +139,9 @@ void map_norm(const NormForwardRun& run, const RowsView& added, bool ragged) {
   map_rows<N>(run.rows, run.cols, ragged, visitor, current_stream(run.x));
 }
 
-// Into what is there of `out`.
+// Writes those tensors of `out` that are not empty.
 template <bool Centered>
-void normalise_rows(const NormArguments& given, const Tensor& x,
+void launch_forward(const NormArguments& given, const Tensor& x,
                     const std::optional<Tensor>& residual, const NormResult& out) {
   const NormForwardRun run{given, x, residual, out};
   const RowsView to = run.writes() ? as_rows(out.y) : run.from;
@@ -171,7 +175,7 @@ NormResult norm_forward_cuda(const NormArguments& given, const Tensor& x,
   const NormResult out = allocate_result<Centered>(given, x, residual, save);
   const DeviceGuard guard(x.get_device_index());
   if (x.numel() > 0) {
-    normalise_rows<Centered>(given, x, residual, out);
+    launch_forward<Centered>(given, x, residual, out);
   } else {  // rows of no columns have statistics, too
     fill_zero(out.mean);
     fill_zero(out.rstd);

@@ -49,9 +49,9 @@ __device__ __forceinline__ A squares_from(A mean, const A (&v)[N]) {
   return own;
 }
 
-// Of a row of 16-bit elements, the sum of the differences from its pivot, and of their squares:
-// mean and variance in one step. That is exact enough if the pivot lies among the elements, not far
-// off: then both are of the size of what is wanted.
+// The sums of a row's differences from its pivot, and of their squares, for 16-bit elements: mean
+// and variance in one step. That is exact enough if the pivot is close to the elements, compared
+// with their spread: then the variance is no small difference of large numbers. See precise().
 template <class A>
 struct PivotMoments {
   A sum = 0, squares = 0;

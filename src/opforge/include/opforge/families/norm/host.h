@@ -81,7 +81,7 @@ struct NormSaved {
   // What was normalised, or x if that is only a function of it.
   const Tensor& values() const { return summed ? h : *x; }
   bool has_statistics() const { return rstd.numel() > 0; }
-  // Whether the prologue's relu wants x beside h.
+  // Whether the prologue's relu needs x in addition to h.
   bool needs_x(const NormArguments& given) const { return summed && has_relu(given.prologue); }
 };
 

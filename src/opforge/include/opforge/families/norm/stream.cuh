@@ -21,6 +21,8 @@ namespace opforge {
 template <class T, bool Centered>
 constexpr int kNormLag = Centered && sizeof(T) > 2 ? 2 : 1;
 
+enum class RowShape { whole, ragged };  // whole: made of aligned vectors
+
 template <class T>
 struct NormStream : RowStream<T> {
   using A = compute_t<T>;
@@ -167,10 +169,12 @@ struct StreamWork {
   }
 };
 
-template <class T, bool Centered, bool Ragged, bool Relu>
+// Kind: plain, or relu.
+template <class T, bool Centered, RowShape Shape, ForwardKind Kind>
 __global__ void __launch_bounds__(kStreamThreads + kWarp, 1) norm_stream(const NormStream<T> p) {
   using A = compute_t<T>;
-  using Work = StreamWork<T, Centered, Ragged, Relu>;
+  constexpr bool Ragged = Shape == RowShape::ragged;
+  using Work = StreamWork<T, Centered, Ragged, Kind == ForwardKind::relu>;
   constexpr int N = Work::N, K = Work::K, R = Work::R, kSums = Work::kSums;
   constexpr int kLag = kNormLag<T, Centered>;
   constexpr bool kOneStep = Work::kOneStep;

@@ -73,7 +73,7 @@ inline compute_t<T> largest(const T* v, int64_t n) {
   return best;
 }
 
-// How softmax ends where there is nothing: of what is hidden, and of a row of nothing but -inf.
+// The result for hidden elements, and for a row that is -inf throughout.
 template <bool Log, class T>
 inline void fill_hidden(T* out, int64_t n) {
   using A = compute_t<T>;

@@ -6,14 +6,14 @@
 //   computes  6 operations for each element, one or two of them exponentials.
 //
 // Visitors for algorithms/rows.cuh, which holds a row in the registers of its threads. Each thread
-// makes a peak of what it holds, peaks are combined over the row, and each thread writes y.
+// finds the Peak of what it holds, peaks are combined over the row, and each thread writes y.
 //
-// The exponential dominates the cost: a multiprocessor makes 16 of them per clock, while memory
-// delivers 5 bfloat16. That leaves time for two per element. So without a mask (SoftmaxPlain) a
-// thread holds elements as they came from memory, in few registers, and more blocks of a
-// multiprocessor have their rows under way. With one (SoftmaxForward), it computes exponentials
-// once, relative to the largest element of each vector, and holds them instead of the elements. In
-// the end a factor for each vector is missing.
+// Exponentials cost the most: a multiprocessor computes 16 of them per clock, while memory delivers
+// 5 bfloat16. So there is time for two per element. Without a mask (SoftmaxPlain), a thread holds
+// elements as they came from memory, in few registers, and more blocks of a multiprocessor load
+// rows at the same time. With a mask (SoftmaxForward), it computes exponentials once, relative to
+// the largest element of each vector, and holds them instead of the elements. At last, it
+// multiplies each vector with a factor.
 #pragma once
 
 #include <opforge/algorithms/rows.cuh>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the GPU's and the CPU's cross_entropy have in common: checks, and new tensors.
+// What the host sides of cross_entropy share on CPU and GPU: checks, new tensors.
 #pragma once
 
 #include <opforge/host.h>
@@ -13,13 +13,13 @@
 
 namespace opforge {
 
-enum Reduction : int64_t { kEach, kMean, kSum };
+enum class Reduction : int64_t { none, mean, sum };
 
-// A tensor with a number for each row, as rows of one column: the given one, or a copy where it has
-// more than two dims that do not follow each other.
+// A tensor with one number per row of the logits, seen as rows of one column: the tensor itself, or
+// a copy where its dims do not merge into two.
 inline RowsView per_row(const Tensor& x) {
   const Layout<1> layout = flatten_in_order(sizes(x), strides(x));
-  // Two dims as in Rows, to which an outer stride of 0 means one dim.
+  // In Rows, an outer stride of 0 would mean that there is no outer dim.
   const bool simple =
       layout.fits && (layout.rank <= 1 || (layout.rank == 2 && layout.stride[0][1] != 0 &&
                                            layout.count() < (int64_t(1) << 31)));
@@ -29,7 +29,7 @@ inline RowsView per_row(const Tensor& x) {
 struct CrossEntropyOptions {
   int64_t ignore_index;
   double smoothing, z_loss;
-  int64_t reduction;
+  Reduction reduction;
 
   void check(const Tensor& logits, const Tensor& target) const {
     OPFORGE_CHECK(logits.dim() >= 1 && logits.size(logits.dim() - 1) > 0,
@@ -40,18 +40,20 @@ struct CrossEntropyOptions {
                   "cross_entropy: target must have an int64 label for each row of logits");
     OPFORGE_CHECK(smoothing >= 0 && smoothing <= 1, "cross_entropy: smoothing is not from 0 to 1");
     OPFORGE_CHECK(z_loss >= 0 && z_loss < INFINITY, "cross_entropy: z_loss must not be negative");
-    OPFORGE_CHECK(reduction >= kEach && reduction <= kSum, "cross_entropy: no such reduction");
+    OPFORGE_CHECK(reduction >= Reduction::none && reduction <= Reduction::sum,
+                  "cross_entropy: no such reduction");
   }
 };
 
 struct CrossEntropyResult {
   Tensor loss, peak, log_sum, count;
 
-  CrossEntropyResult(const Tensor& logits, const Tensor& target, int64_t reduction)
-      : loss(make(logits, reduction == kEach ? sizes(target) : std::span<const int64_t>())),
+  CrossEntropyResult(const Tensor& logits, const Tensor& target, Reduction reduction)
+      : loss(make(logits,
+                  reduction == Reduction::none ? sizes(target) : std::span<const int64_t>())),
         peak(make(logits, sizes(target))),
         log_sum(make(logits, sizes(target))),
-        count(empty(reduction == kMean ? std::span<const int64_t>() : nothing(),
+        count(empty(reduction == Reduction::mean ? std::span<const int64_t>() : nothing(),
                     aoti_torch_dtype_int64(), logits)) {}
 
  private:
@@ -84,17 +86,18 @@ struct CrossEntropySaved {
           same_device(logits, *saved) && same_shape(*saved, target_) && dtype_code(*saved) == wide,
           "cross_entropy_backward: what the forward saved does not fit logits");
     }
+    OPFORGE_CHECK(same_device(logits, grad_loss) && dtype_code(grad_loss) == wide &&
+                      (options.reduction == Reduction::none ? same_shape(grad_loss, target_)
+                                                            : grad_loss.numel() == 1),
+                  "cross_entropy_backward: grad_loss differs from loss in device, shape or dtype");
     OPFORGE_CHECK(
-        same_device(logits, grad_loss) && dtype_code(grad_loss) == wide &&
-            (options.reduction == kEach ? same_shape(grad_loss, target_) : grad_loss.numel() == 1),
-        "cross_entropy_backward: grad_loss differs from loss in device, shape or dtype");
-    OPFORGE_CHECK(options.reduction != kMean || (same_device(logits, count) && count.numel() == 1 &&
+        options.reduction != Reduction::mean || (same_device(logits, count) && count.numel() == 1 &&
                                                  dtype_code(count) == aoti_torch_dtype_int64()),
-                  "cross_entropy_backward: count must be one int64");
+        "cross_entropy_backward: count must be one int64");
   }
 };
 
-// Whether rows of so many columns, as these strides lay them, are apart from each other.
+// Whether rows of `cols` adjacent elements, with these strides, do not overlap.
 inline bool rows_are_apart(const Layout<1>& leading, int64_t cols) {
   int64_t extent = cols;
   for (int d = 0; d < leading.rank; ++d) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What stencil2d refuses, on the CPU and on a GPU.
+// What the host sides of stencil2d share on CPU and GPU: checks, new tensors.
 #pragma once
 
 #include <opforge/host.h>
@@ -22,6 +22,23 @@ inline Boundary checked(const Tensor& x, const Tensor& weight, int64_t boundary)
   OPFORGE_CHECK(kind != Boundary::reflect || (x.size(x.dim() - 2) > 1 && x.size(x.dim() - 1) > 1),
                 "stencil2d: boundary 'reflect' needs two rows and two columns of x");
   return kind;
+}
+
+struct StencilGradients {
+  Tensor x, weight;  // empty where not needed
+};
+
+inline StencilGradients allocate_gradients(const Tensor& grad_y, const Tensor& x,
+                                           const Tensor& weight, bool needs_x, bool needs_weight) {
+  OPFORGE_CHECK(
+      same_device(grad_y, x) && same_shape(grad_y, x) && dtype_code(grad_y) == dtype_code(x),
+      "stencil2d_backward: grad_y and x differ in device, shape or dtype");
+  const int64_t none = 0;
+  const StencilGradients out{
+      needs_x ? empty(sizes(x), x) : empty({&none, 1}, x),
+      needs_weight ? empty(sizes(weight), weight) : empty({&none, 1}, weight)};
+  if (x.numel() == 0) fill_zero(out.weight);
+  return out;
 }
 
 }  // namespace opforge
