@@ -213,6 +213,7 @@ def test_the_same_files_make_the_same_wheel_and_replace_the_old_one(
     folder = write_op(tmp_path / "op", name="again")
     run(folder, "--cpu", "--out", stub)
     (wheel,) = stub.iterdir()
+    assert wheel.suffix == ".whl"
     first = wheel.read_bytes()
     wheel.write_text("an older one")
     run(folder, "--cpu", "--out", stub)

@@ -16,8 +16,6 @@ import opforge
 from opforge.errors import BuildError
 
 _EXECUTABLE = 0o111 << 16  # in a zip file's attributes
-# Zip files have times, but installers do not use them: the same files make the same wheel.
-_NO_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass
@@ -56,7 +54,7 @@ class Archive:
             descriptor, draft = tempfile.mkstemp(dir=folder, prefix=".", suffix=".part")
             with os.fdopen(descriptor, "wb") as out, zipfile.ZipFile(out, "w") as archive:
                 for path, content in files.items():
-                    entry = zipfile.ZipInfo(path, _NO_TIME)
+                    entry = zipfile.ZipInfo(path)  # without a time: same files, same wheel
                     entry.external_attr = (0o100644 << 16) | (
                         _EXECUTABLE if path in self.executable else 0
                     )
