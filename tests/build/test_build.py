@@ -34,6 +34,7 @@ import opforge
 from opforge import discover
 from opforge.build import cache, compile, load
 from opforge.errors import BuildError, CacheError, KernelUnavailable
+from opforge.ship import audit
 
 pytestmark = pytest.mark.usefixtures("cache_dir")
 
@@ -460,3 +461,5 @@ def test_a_cuda_library_uses_nothing_but_the_stable_shim(tmp_path: Path) -> None
     (library,) = compile.build([planned(folder, "cuda", "9.0")])
     assert foreign_torch_symbols(library.path) == set()
     assert any(s.startswith("aoti_torch_") for s in undefined_symbols(library.path))
+    verdict = audit.judge([library.path])
+    assert verdict.is_as_wide_as_torch, verdict.why

@@ -14,6 +14,7 @@ from op_cases import OPS
 from opforge import discover
 from opforge.build import compile
 from opforge.build.plan import plan, plan_all
+from opforge.ship import audit
 
 # What is composed of other ops has no library of its own.
 BUILT = [name for name in OPS if discover.find(name).composed is None]
@@ -25,6 +26,9 @@ def check_library(name: str, target: str) -> None:
         used = undefined_symbols(library.path)
         assert used & {"aoti_torch_empty_strided", "aoti_torch_library_init_impl"}
         assert library.manifest["size"] < 4 << 20, "a library stays within a few MB"
+        if target != "sim":
+            verdict = audit.judge([library.path])
+            assert verdict.is_as_wide_as_torch, verdict.why
 
 
 # A simulated library is made of the same binding and launcher as the one for GPUs.

@@ -210,7 +210,7 @@ def python(
 
 def temporary_files(cache_dir: Path) -> list[Path]:
     """Whatever an unfinished build left in a cache."""
-    known = {"libs", "locks", "logs", "toolchain.json"}
+    known = {"libs", "locks", "logs", "history", "toolchain.json"}
     found = [p for p in cache_dir.iterdir() if p.name not in known]
     found += (cache_dir / "libs").glob(".*")
     found += (cache_dir / "locks").glob("*.holder")

@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -96,41 +95,6 @@ def test_build_into_a_folder_that_the_loader_takes(tmp_path: Path, cache_dir: Pa
     environment = {"OPFORGE_PREBUILT": str(tmp_path / "out"), "OPFORGE_JIT": "0"}
     environment["OPFORGE_CACHE_DIR"] = str(tmp_path / "unused")
     assert str(tmp_path / "out") in python(code, folder, environment=environment).stdout
-
-
-def test_a_wheel_of_an_op_folder_installs_and_runs_without_a_compiler(
-    tmp_path: Path, cache_dir: Path
-) -> None:
-    folder = write_op(tmp_path / "op", name="wheeled", cpp="kernel")
-    text = run("build", folder, "--cpu", "--wheel", "--out", tmp_path / "dist")
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
-    assert wheel.name in text
-    assert wheel.name.startswith("wheeled-0.1.0-py3-none-linux_")
-    site = tmp_path / "site"
-    subprocess.run(
-        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", site, wheel],
-        check=True,
-    )
-    code = """
-        import torch, wheeled
-        assert wheeled.wheeled(torch.ones(2)).tolist() == [2, 2]
-        from opforge.build import load
-        print(load.loaded_path(wheeled.wheeled, "cpu"))
-    """
-    environment = {"PYTHONPATH": str(site), "CXX": "none", "OPFORGE_JIT": "0"}
-    environment["OPFORGE_CACHE_DIR"] = str(tmp_path / "unused")
-    assert str(site) in python(code, environment=environment).stdout
-
-
-def test_a_wheel_of_the_builtin_ops_is_opforge_itself(tmp_path: Path) -> None:
-    run("build", "relu", "--cpu", "--wheel", "--out", tmp_path)
-    (wheel,) = tmp_path.glob("opforge-*-py3-none-linux_*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-        record = archive.read(next(n for n in names if n.endswith("RECORD"))).decode()
-    assert {"opforge/__init__.py", "opforge/ops/relu/prebuilt/relu-cpu.so"} <= names
-    assert {"opforge/include/opforge/host.h", "opforge/__init__.pyi", "opforge/py.typed"} <= names
-    assert all(f"{name}," in record for name in names)
 
 
 def test_cache_ls_explain_and_prune(tmp_path: Path, cache_dir: Path, untried: None) -> None:

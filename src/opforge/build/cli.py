@@ -5,18 +5,31 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from opforge.errors import OpforgeError, RecordError
-from opforge.terminal.options import Ops, records_of
+from opforge.terminal.options import records_of
 from opforge.terminal.output import console, plain_table, say, show_table
+
+if TYPE_CHECKING:
+    from opforge.build.cache import Library
+    from opforge.ship.shipment import Shipment
 
 
 def build(
-    ops: Ops = None,
+    ops: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="OP",
+            help="built-in names or op folders (default: all built-in ops); with --wheel also a "
+            "Python project that holds op folders",
+        ),
+    ] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="compile CPU kernels")] = False,
     cuda: Annotated[
         bool, typer.Option("--cuda", help="compile CUDA kernels (needs nvcc, but no GPU)")
@@ -32,7 +45,10 @@ def build(
         ),
     ] = None,
     wheel: Annotated[
-        bool, typer.Option("--wheel", help="write a wheel to --out (or dist/)")
+        bool,
+        typer.Option(
+            "--wheel", help="write a wheel into the folder --out (default: dist), to be published"
+        ),
     ] = False,
     hf: Annotated[
         bool,
@@ -48,29 +64,26 @@ def build(
 
     Example: opforge build relu softmax --cuda --arch 9.0
     """
+    from opforge import history
     from opforge.build import arch as architectures
     from opforge.build import compile
     from opforge.build.plan import plan_all
     from opforge.build.targets import CPU, CUDA, has_sources
+    from opforge.ship import hf as kernels
+    from opforge.ship import wheel as wheels
     from opforge.ship.folder import to_folder
-    from opforge.ship.wheel import to_wheel
 
     out = console()
-    records = records_of(ops)
+    dist = output or Path("dist")
+    if wheel and hf:
+        raise RecordError("--wheel and --hf write different things; choose one of them")
     if arch:
         architectures.parse(arch)  # a typo is an error even if nothing is compiled for a GPU
-    targets = [t.name for t, wished in ((CPU, cpu), (CUDA, cuda)) if wished]
-    for goal in () if targets else (CPU, CUDA):  # what this machine can build
-        try:
-            targets += [goal.name] if goal.available() else []
-        except OpforgeError as reason:
-            say(out, f"{goal.language} kernels are left out: {reason}")
+    shipment = wheels.prepare(ops, dist) if wheel else None
+    records = shipment.ops if shipment else records_of(ops)
+    targets = [t.name for t, wished in ((CPU, cpu), (CUDA, cuda)) if wished] or _possible(out)
     if hf:
-        from opforge.ship.hf import export
-
-        if wheel:
-            raise RecordError("--wheel and --hf write different things; choose one of them")
-        say(out, f"kernel: {export(records, targets, arch, output, force)}")
+        say(out, f"kernel: {kernels.export(records, targets, arch, output, force)}")
         return
     built = [(op, t) for op in records for t in targets if has_sources(op, t)]
     plans = [part for op, t in built for part in plan_all(op, t, arch)]
@@ -79,22 +92,53 @@ def build(
         raise RecordError(f"nothing to build: {names} has no source for {' or '.join(targets)}")
     started = time.monotonic()
     libraries = compile.build(plans)
-    table = plain_table("op", "target", "part", "architectures", "KB", text="library")
     placed = to_folder(libraries, output) if output and not wheel else [b.path for b in libraries]
-    for library, path in zip(libraries, placed, strict=True):
-        facts = library.manifest
-        size = f"{facts['size'] // 1024}"
-        table.add_row(
-            facts["op"],
-            facts["target"],
-            facts["part"],
-            " ".join(facts["archs"]),
-            size,
-            escape(str(path)),
-        )
-    show_table(out, table)
-    if wheel:
-        made = to_wheel(records, libraries, output or Path("dist"))
-        say(out, f"wheel: {made}")
+    show_table(out, _table(libraries, placed))
+    for op in dict.fromkeys(op for op, _ in built):
+        history.keep(op, "build", {"targets": [t for other, t in built if other is op]})
+    if shipment:
+        _ship(shipment, libraries, dist, out)
     count = f"{len(libraries)} librar{'y' if len(libraries) == 1 else 'ies'}"
     say(out, f"{count} in {time.monotonic() - started:.1f} s")
+
+
+def _possible(out: Console) -> list[str]:
+    """The targets that this machine can build."""
+    from opforge.build.targets import CPU, CUDA
+
+    found = []
+    for goal in (CPU, CUDA):
+        try:
+            found += [goal.name] if goal.available() else []
+        except OpforgeError as reason:
+            say(out, f"{goal.language} kernels are left out: {reason}")
+    return found
+
+
+def _table(libraries: list[Library], places: list[Path]) -> Table:
+    table = plain_table("op", "target", "part", "architectures", "KB", text="library")
+    for facts, path in zip((library.manifest for library in libraries), places, strict=True):
+        size = f"{facts['size'] // 1024}"
+        archs = " ".join(facts["archs"])
+        table.add_row(facts["op"], facts["target"], facts["part"], archs, size, escape(str(path)))
+    return table
+
+
+def _ship(shipment: Shipment, libraries: list[Library], folder: Path, out: Console) -> None:
+    """Write a wheel, and say who can install it and what its author may have missed."""
+    from opforge import history
+    from opforge.ship import audit, checked
+
+    shipment.add(libraries)
+    made, verdict = shipment.write(folder)
+    for op in shipment.ops:
+        history.keep(op, "ship", {"wheel": made.name})
+    for text in shipment.warnings + checked.warnings(shipment.ops):
+        say(out, text, style="yellow")
+    say(out, f"wheel: {made}")
+    say(out, f"{verdict.platform}: {audit.readable(verdict.why)}")
+    if not verdict.is_portable:
+        say(out, "warning: package indexes refuse this tag; see docs/ship.md", style="yellow")
+    elif not verdict.is_as_wide_as_torch:
+        oldest = f"manylinux_2_{audit.TORCHS_OWN}"
+        say(out, f"warning: torch itself installs on older systems ({oldest})", style="yellow")

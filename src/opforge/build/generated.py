@@ -48,6 +48,7 @@ def registration_source(op: Op, target: Target, parts: Parts, part: Part, stem: 
         f"// Generated from the record of {op.name}. Do not edit.",
         "#include <opforge/host/registration.h>",
         "#include <torch/headeronly/version.h>",
+        *(["#include <opforge/host/older_systems.h>"] if target.for_users else []),
         *_loader(parts, stem),
         *_units(parts, part),
     ]

@@ -28,6 +28,9 @@ ABI = (2, 10)  # the LibTorch stable ABI every library is built for
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 INCLUDE_DIR = Path(__file__).parent.parent / "include"
 REGISTRATION_HEADER = INCLUDE_DIR / "opforge" / "host" / "registration.h"
+OLDER_SYSTEMS_HEADER = REGISTRATION_HEADER.with_name("older_systems.h")
+# What a library does not use of the latter is left out. (They say so to compiler and linker.)
+_ONLY_WHAT_IS_USED = ("-ffunction-sections", "-Wl,--gc-sections")
 COVERAGE_DIR = Path(__file__).parent.parent / "truth" / "coverage"
 OP_SOURCES, OPFORGE_SOURCES = "/op", "/opforge"  # what their debug information calls the folders
 
@@ -134,6 +137,12 @@ def plan(op: Op, target: str, archs: str | None = None, part: str = BASE) -> Pla
     if mine.dtype:
         flags.append(f"-DOPFORGE_DTYPE={mine.dtype}")
     libraries = [*tools.libraries, *op.build.libraries.get(goal.kind, ())]
+    generated_from = [REGISTRATION_HEADER]
+    sections: tuple[str, ...] = ()
+    if goal.for_users:
+        generated_from.append(OLDER_SYSTEMS_HEADER)
+        sections = _ONLY_WHAT_IS_USED[:1]
+        libraries += _ONLY_WHAT_IS_USED
     identity = dict(tools.identity)
     own, foreign = _included(op, identity)
     folders = [*tools.folders, INCLUDE_DIR, op.folder, *own]
@@ -158,7 +167,7 @@ def plan(op: Op, target: str, archs: str | None = None, part: str = BASE) -> Pla
         "machine": platform.machine(),
         "signature": signature_digest(op),
         "registration": hashlib.sha256(registration.encode()).hexdigest(),
-        **_digests(mine.sources, (op.folder, *folders), [REGISTRATION_HEADER]),
+        **_digests(mine.sources, (op.folder, *folders), generated_from),
     }
     return Plan(
         op=op.name,
@@ -176,6 +185,7 @@ def plan(op: Op, target: str, archs: str | None = None, part: str = BASE) -> Pla
         registration=registration,
         compile_registration=(
             *(tools.linker.path, "-c", "-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden"),
+            *sections,
             *(f"-I{INCLUDE_DIR}", "-isystem", str(_torch_dir() / "include")),
         ),
         stub=tools.stub,

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 import opforge
-from opforge import settings
+from opforge import history, settings
 from opforge.build import compile, load
 from opforge.build.parts import parts_of
 from opforge.build.plan import Plan, plan, plan_recorder, plan_simulator
@@ -22,7 +22,7 @@ from opforge.check import row as rows
 from opforge.check.lanes import Task
 from opforge.check.options import Options
 from opforge.check.place import PLACES, Place
-from opforge.check.results import FAILED, NO_MEMORY, NOT_RUN, OpReport, Report, Result
+from opforge.check.results import FAILED, NO_MEMORY, NOT_RUN, PASSED, OpReport, Report, Result
 from opforge.discover import where
 from opforge.errors import BuildError, KernelUnavailable, OpforgeError, ToolchainError
 from opforge.op import Op
@@ -59,6 +59,9 @@ def check(ops: list[Op], options: Options, quiet: bool = False) -> Report:
         one.results.sort(key=lambda r: order.index((r.row, r.place)))
         one.kernels = {p: one.kernels[p] for p in PLACES if p in one.kernels}
         one.blame()
+        if not options.only and not report.interrupted:
+            found = {"passed": len(one.of(PASSED)), "failed": len(one.of(FAILED))}
+            history.keep(op, "check", {**found, "places": options.places, "full": options.full})
     if report.interrupted:
         raise Interrupted(report)
     return report

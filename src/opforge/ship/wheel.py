@@ -1,44 +1,53 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wheels with prebuilt libraries.
 
-A wheel is tagged ``py3-none-<platform>``: its libraries know neither Python nor a torch version,
-only the stable ABI. Built-in ops ship as a wheel of opforge itself; an op folder of your own
-becomes a package named after the op.
+A wheel is tagged ``py3-none-manylinux_…``: its libraries know neither Python nor a torch version,
+only the stable ABI, and ``audit.py`` says which systems they load on. Built-in ops ship as a wheel
+of opforge itself; an op folder becomes a package named after the op; ``project.py`` is for packages
+that hold op folders.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import sysconfig
-import zipfile
 from importlib import metadata
 from pathlib import Path
 
 import opforge
-from opforge.build import cache
-from opforge.build.plan import ABI
 from opforge.discover import BUILTIN_FOLDER
 from opforge.errors import BuildError
-from opforge.op import Op
-from opforge.ship.folder import manifest_of
+from opforge.op import Op, files_of
+from opforge.ship import project
+from opforge.ship.archive import Archive
+from opforge.ship.metadata import about
+from opforge.ship.shipment import PREBUILT, Shipment, must_be_a_folder
+from opforge.terminal.options import records_of
 
-_SKIP = ("__pycache__", "prebuilt")
+_SKIP = ("__pycache__", PREBUILT)
 
 
-def to_wheel(ops: list[Op], libraries: list[cache.Library], folder: Path) -> Path:
-    """Write one wheel that holds ``ops`` and their libraries."""
+def prepare(names: list[str] | None, folder: Path) -> Shipment:
+    """What a wheel of these ops, or of this project, will hold besides the libraries.
+
+    It raises what would keep the wheel from being written, before anything is compiled.
+    """
+    must_be_a_folder(folder)
+    projects = [Path(name) for name in names or () if project.is_project(Path(name))]
+    if projects and len(names or ()) > 1:
+        raise BuildError(f"a wheel holds one project; build {projects[0]} by itself")
+    return project.shipment_of(projects[0]) if projects else _shipment_of(records_of(names))
+
+
+def _shipment_of(ops: list[Op]) -> Shipment:
     outside = [op for op in ops if op.folder and op.folder.parent != BUILTIN_FOLDER]
     if outside and len(ops) > 1:
         raise BuildError(
-            "a wheel holds the built-in ops or one op folder of your own; build them one by one"
+            "a wheel holds the built-in ops or one op folder of your own; build them one by one, "
+            "or the Python project that holds them"
         )
-    for op in outside:
-        _check_includes(op)
-    folder.mkdir(parents=True, exist_ok=True)
-    return (
-        _own_wheel(outside[0], libraries, folder) if outside else _opforge_wheel(libraries, folder)
-    )
+    if outside:
+        _check_includes(outside[0])
+        return Shipment(_of_op_folder(outside[0]), {outside[0]: outside[0].name}, [], True)
+    return Shipment(_of_opforge(), {op: f"opforge/ops/{op.name}" for op in ops})
 
 
 def _check_includes(op: Op) -> None:
@@ -52,40 +61,23 @@ def _check_includes(op: Op) -> None:
             )
 
 
-def _opforge_wheel(libraries: list[cache.Library], folder: Path) -> Path:
+def _of_opforge() -> Archive:
     package = Path(opforge.__file__).parent
     files = {f"opforge/{path.relative_to(package)}": path.read_bytes() for path in _files(package)}
-    for library in libraries:
-        op = library.manifest["op"]
-        files |= _library_files(library, f"opforge/ops/{op}/prebuilt")
-    installed = metadata.distribution("opforge")
-    about = installed.read_text("METADATA") or ""
+    made = Archive("opforge", opforge.__version__, files)
+    try:
+        installed = metadata.distribution("opforge")
+    except metadata.PackageNotFoundError:
+        raise BuildError(
+            "opforge itself is not installed, and the wheel takes its metadata from there; run "
+            "pip install --editable in its repository"
+        ) from None
+    for name in ("METADATA", "entry_points.txt"):
+        files[f"{made.info}/{name}"] = (installed.read_text(name) or "").encode()
     for file in installed.files or []:
         if file.parent.name == "licenses":
-            place = f"opforge-{opforge.__version__}.dist-info/licenses/{file.name}"
-            files[place] = file.read_binary()
-    scripts = (installed.read_text("entry_points.txt") or "").encode()
-    return _write(folder, "opforge", opforge.__version__, about, files, scripts)
-
-
-def _own_wheel(op: Op, libraries: list[cache.Library], folder: Path) -> Path:
-    assert op.folder is not None
-    files = {
-        f"{op.name}/{path.relative_to(op.folder)}": path.read_bytes() for path in _files(op.folder)
-    }
-    for library in libraries:
-        files |= _library_files(library, f"{op.name}/prebuilt")
-    files[f"{op.name}/__init__.py"] = (
-        f'"""{op.name}, an operator made with opforge."""\n\n'
-        "from pathlib import Path\n\nimport opforge\n\n"
-        f"{op.name} = opforge.load(Path(__file__).parent)\n"
-    ).encode()
-    about = (
-        f"Metadata-Version: 2.1\nName: {op.name}\nVersion: 0.1.0\n"
-        f"Summary: {op.name}, an operator made with opforge\nRequires-Python: >=3.10\n"
-        f"Requires-Dist: torch>={ABI[0]}.{ABI[1]}\nRequires-Dist: opforge>={opforge.__version__}\n"
-    )
-    return _write(folder, op.name, "0.1.0", about, files, None)
+            files[f"{made.info}/licenses/{file.name}"] = file.read_binary()
+    return made
 
 
 def _files(root: Path) -> list[Path]:
@@ -93,38 +85,20 @@ def _files(root: Path) -> list[Path]:
     return [p for p in found if not set(_SKIP) & set(p.relative_to(root).parts)]
 
 
-def _library_files(library: cache.Library, place: str) -> dict[str, bytes]:
-    stem = f"{place}/{library.path.stem}"
-    manifest = manifest_of(library).encode()
-    return {f"{stem}.so": library.path.read_bytes(), f"{stem}.json": manifest}
-
-
-def _write(
-    folder: Path,
-    name: str,
-    version: str,
-    about: str,
-    files: dict[str, bytes],
-    scripts: bytes | None,
-) -> Path:
-    """The wheel format: the files, a .dist-info folder, and a RECORD of every digest."""
-    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    tag = f"py3-none-{platform}"
-    info = f"{name}-{version}.dist-info"
-    files = {**files, f"{info}/METADATA": about.encode()}
-    files[f"{info}/WHEEL"] = (
-        f"Wheel-Version: 1.0\nGenerator: opforge {opforge.__version__}\n"
-        f"Root-Is-Purelib: false\nTag: {tag}\n"
-    ).encode()
-    if scripts:
-        files[f"{info}/entry_points.txt"] = scripts
-    lines = []
-    for path, content in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
-        lines.append(f"{path},sha256={digest},{len(content)}\n")
-    files[f"{info}/RECORD"] = ("".join(lines) + f"{info}/RECORD,,\n").encode()
-    wheel = folder / f"{name}-{version}-{tag}.whl"
-    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path, content in files.items():
-            archive.writestr(path, content)
-    return wheel
+def _of_op_folder(op: Op) -> Archive:
+    assert op.folder is not None
+    said = about(op)
+    files = {
+        f"{op.name}/{path.relative_to(op.folder)}": path.read_bytes()
+        for path in files_of(op.folder, "*")
+        if path.name != "pyproject.toml" and not path.name.startswith(".")
+    }
+    if not files.get(f"{op.name}/__init__.py", b"").strip():
+        files[f"{op.name}/__init__.py"] = (
+            f'"""{op.name}, an operator made with opforge."""\n\n'
+            "from pathlib import Path\n\nimport opforge\n\n"
+            f"{op.name} = opforge.load(Path(__file__).parent)\n"
+        ).encode()
+    made = Archive(said.name, said.version, files)
+    files |= {f"{made.info}/{name}": content for name, content in said.files.items()}
+    return made

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warns of ops that leave this machine without a check of what they are now."""
+
+from __future__ import annotations
+
+import shlex
+
+from opforge import discover, history
+from opforge.op import Op
+
+
+def warnings(ops: list[Op]) -> list[str]:
+    """A line for each op that was never checked, has changed since, or failed."""
+    return [text for op in ops if (text := _warning(op))]
+
+
+def _warning(op: Op) -> str:
+    last = history.last(op, "check")
+    if last is None:
+        problem = "was never checked on this machine"
+    elif not last["current"]:
+        problem = "has changed since its last check"
+    elif last.get("failed") or not last.get("passed"):
+        problem = "did not pass its last check"
+    else:
+        return ""
+    return f"warning: {op.name} {problem}; run: opforge check {shlex.quote(discover.where(op))}"
