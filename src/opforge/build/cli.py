@@ -96,6 +96,8 @@ def build(
     show_table(out, _table(libraries, placed))
     for op in dict.fromkeys(op for op, _ in built):
         history.keep(op, "build", {"targets": [t for other, t in built if other is op]})
+        if output and not wheel:
+            history.keep(op, "ship", {"what": str(output)})
     if shipment:
         _ship(shipment, libraries, dist, out)
     count = f"{len(libraries)} librar{'y' if len(libraries) == 1 else 'ies'}"
@@ -132,7 +134,7 @@ def _ship(shipment: Shipment, libraries: list[Library], folder: Path, out: Conso
     shipment.add(libraries)
     made, verdict = shipment.write(folder)
     for op in shipment.ops:
-        history.keep(op, "ship", {"wheel": made.name})
+        history.keep(op, "ship", {"what": str(made)})
     for text in shipment.warnings + checked.warnings(shipment.ops):
         say(out, text, style="yellow")
     say(out, f"wheel: {made}")

@@ -7,6 +7,7 @@ import contextlib
 import os
 import platform
 import time
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -59,12 +60,25 @@ def check(ops: list[Op], options: Options, quiet: bool = False) -> Report:
         one.results.sort(key=lambda r: order.index((r.row, r.place)))
         one.kernels = {p: one.kernels[p] for p in PLACES if p in one.kernels}
         one.blame()
-        if not options.only and not report.interrupted:
-            found = {"passed": len(one.of(PASSED)), "failed": len(one.of(FAILED))}
-            history.keep(op, "check", {**found, "places": options.places, "full": options.full})
     if report.interrupted:
         raise Interrupted(report)
+    if not options.only:  # some rows are no check of the op
+        for op, one in zip(ops, report.ops, strict=True):
+            history.keep(op, "check", _summary(one, options))
     return report
+
+
+def _summary(one: OpReport, options: Options) -> dict[str, Any]:
+    """What ``opforge next`` says of the check of an op."""
+    failed = one.of(FAILED)
+    return {
+        "count": one.count(),
+        "failed": len(failed),
+        "first": f"{failed[0].row} on {failed[0].place}" if failed else "",
+        "impossible": one.impossible.partition("\n")[0],
+        "places": [p for p in PLACES if any(r.place == p for r in one.of(PASSED) + failed)],
+        "check": "full" if options.full else "quick",
+    }
 
 
 def _check(ops: list[Op], options: Options, report: Report, quiet: bool) -> None:

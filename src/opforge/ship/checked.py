@@ -20,7 +20,7 @@ def _warning(op: Op) -> str:
         problem = "was never checked on this machine"
     elif not last["current"]:
         problem = "has changed since its last check"
-    elif last.get("failed") or not last.get("passed"):
+    elif last["failed"] or last["impossible"]:
         problem = "did not pass its last check"
     else:
         return ""
