@@ -34,8 +34,14 @@ def build(
     wheel: Annotated[
         bool, typer.Option("--wheel", help="write a wheel to --out (or dist/)")
     ] = False,
+    cpp: Annotated[
+        bool, typer.Option("--cpp", help="write a folder for C++ programs to --out (or cpp/)")
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="replace files in a folder that is not empty")
+    ] = False,
 ) -> None:
-    """Compile kernels ahead of time, into the cache, a folder or a wheel.
+    """Compile kernels ahead of time, into the cache, a folder, a wheel, or for C++.
 
     Without --cpu or --cuda, it compiles all kernels that this machine can compile.
 
@@ -46,11 +52,14 @@ def build(
     from opforge.build import compile, toolchain
     from opforge.build.plan import plan_all
     from opforge.build.targets import has_sources
+    from opforge.ship import cpp as for_cpp
     from opforge.ship.folder import to_folder
     from opforge.ship.wheel import to_wheel
 
     out = console()
     records = records_of(ops)
+    if cpp:
+        for_cpp.check(records, output or Path("cpp"), force)
     if arch:
         architectures.parse(arch)  # a typo is an error even if nothing is compiled for a GPU
     targets = [t for t, wished in (("cpu", cpu), ("cuda", cuda)) if wished]
@@ -70,7 +79,8 @@ def build(
     started = time.monotonic()
     libraries = compile.build(plans)
     table = plain_table("op", "target", "part", "architectures", "KB", text="library")
-    placed = to_folder(libraries, output) if output and not wheel else [b.path for b in libraries]
+    copied = output if not (wheel or cpp) else None
+    placed = to_folder(libraries, copied) if copied else [b.path for b in libraries]
     for library, path in zip(libraries, placed, strict=True):
         facts = library.manifest
         size = f"{facts['size'] // 1024}"
@@ -86,5 +96,8 @@ def build(
     if wheel:
         made = to_wheel(records, libraries, output or Path("dist"))
         say(out, f"wheel: {made}")
+    if cpp:
+        for_cpp.to_cpp(records, libraries, output or Path("cpp"))
+        say(out, f"for C++: {output or Path('cpp')}")
     count = f"{len(libraries)} librar{'y' if len(libraries) == 1 else 'ies'}"
     say(out, f"{count} in {time.monotonic() - started:.1f} s")
