@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classic extension of examples/classic works, and differs from an op as docs/classic.md says."""
+"""The extension of examples/classic works, and differs from an op as docs/classic.md says."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import PATIENCE, python, write_op
+from helpers import PATIENCE, foreign_torch_symbols, python, write_op
 from typer.testing import CliRunner
 
 import opforge
@@ -121,6 +121,10 @@ def test_errors_of_the_example(program: Path, tmp_path: Path) -> None:
 
     assert "Could not find schema for opforge::nothing" in error("opforge::nothing", "in.pt")
     assert "cannot read" in error("opforge::relu", "nothing.pt")
+
+
+def test_the_library_uses_the_stable_abi_alone(shipped: Path) -> None:
+    assert foreign_torch_symbols(shipped / "lib" / "libopforge_ops.so") == set()
 
 
 def test_in_python_the_library_keeps_definitions_that_are_there(shipped: Path) -> None:
