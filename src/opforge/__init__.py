@@ -21,6 +21,7 @@ _LAZY = {
     "load": "opforge.discover",
     "launch_config": "opforge.profile.launch",
     "nvtx": "opforge.profile.nvtx",
+    "register_all": "opforge.discover",
 }
 _MODULES = ("nn", "sim", "testing")
 

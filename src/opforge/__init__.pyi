@@ -10,6 +10,7 @@ from opforge import nn as nn
 from opforge import sim as sim
 from opforge import testing as testing
 from opforge.discover import load as load
+from opforge.discover import register_all as register_all
 from opforge.op import Backward as Backward
 from opforge.op import Build as Build
 from opforge.op import Make as Make

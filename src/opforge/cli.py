@@ -18,6 +18,7 @@ from opforge.doctor.cli import doctor, list_ops
 from opforge.errors import OpforgeError
 from opforge.profile.cli import profile
 from opforge.report.cli import report
+from opforge.ship.cli import export
 from opforge.sim.cli import sim
 from opforge.terminal.output import until_nobody_reads
 
@@ -26,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (check, sim, bench, profile, report, build, doctor):
+for command in (check, sim, bench, profile, report, build, export, doctor):
     app.command()(command)
 app.command("list")(list_ops)
 app.add_typer(cache_app, name="cache")

@@ -22,6 +22,8 @@ from opforge.terminal.words import did_you_mean
 
 BUILTIN_FOLDER = Path(__file__).parent / "ops"
 BUILTIN_NAMESPACE = "opforge"
+# What torch says of a schema that somebody else has defined in this process.
+_DEFINED_TWICE = "Tried to register an operator"
 _CONTENT = ("*.py", "*.cu", "*.cuh", "*.cpp", "*.h", "*.hpp")
 
 
@@ -52,6 +54,15 @@ def load(path: str | Path) -> Callable[..., Any]:
     If the folder has changed since, this loads the new version; the old one keeps working.
     """
     return load_folder(Path(path)).function
+
+
+def register_all() -> None:
+    """Register all built-in ops with torch, which otherwise happens when one is first used.
+
+    ``torch.export.load`` and AOTInductor find an op by its name alone, so it must be there before.
+    """
+    for name in builtin_names():
+        load_folder(BUILTIN_FOLDER / name)
 
 
 def find(name_or_path: str) -> Op:
@@ -130,6 +141,11 @@ def _load_version(folder: Path, digest: str) -> Loaded:
     except OpforgeError:
         raise
     except Exception as error:
+        if _DEFINED_TWICE in str(error):
+            raise RecordError(
+                f"torch has an op {op.namespace}::{op.name} already, from a library for C++ "
+                "programs (opforge build --cpp); load that library after the op"
+            ) from None
         raise RecordError(
             f"the record in {folder / 'op.py'} cannot be registered with torch: "
             f"{type(error).__name__}: {error}"

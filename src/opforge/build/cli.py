@@ -41,7 +41,8 @@ def build(
         Path | None,
         typer.Option(
             "--out",
-            help="also put the libraries into this folder, to be loaded with OPFORGE_PREBUILT",
+            help="also copy the libraries to this folder, to be loaded with OPFORGE_PREBUILT; or "
+            "the folder that --wheel, --hf or --cpp write to",
         ),
     ] = None,
     wheel: Annotated[
@@ -54,11 +55,15 @@ def build(
         bool,
         typer.Option("--hf", help="write a kernel for Hugging Face to --out (or dist/<op>)"),
     ] = False,
+    cpp: Annotated[
+        bool, typer.Option("--cpp", help="write a folder for C++ programs to --out (or cpp/)")
+    ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="with --hf: replace the build that is in the folder")
+        bool,
+        typer.Option("--force", help="with --hf or --cpp: replace what is in the folder"),
     ] = False,
 ) -> None:
-    """Compile kernels ahead of time, into the cache, a folder or a wheel.
+    """Compile kernels ahead of time, into the cache, a folder, a wheel, or for C++.
 
     Without --cpu or --cuda, it compiles all kernels that this machine can compile.
 
@@ -69,14 +74,15 @@ def build(
     from opforge.build import compile
     from opforge.build.plan import plan_all
     from opforge.build.targets import CPU, CUDA, has_sources
+    from opforge.ship import cpp as programs
     from opforge.ship import hf as kernels
     from opforge.ship import wheel as wheels
     from opforge.ship.folder import to_folder
 
     out = console()
-    dist = output or Path("dist")
-    if wheel and hf:
-        raise RecordError("--wheel and --hf write different things; choose one of them")
+    if wheel + hf + cpp > 1:
+        raise RecordError("--wheel, --hf and --cpp write different things; choose one of them")
+    dist, program = output or Path("dist"), output or Path("cpp")
     if arch:
         architectures.parse(arch)  # a typo is an error even if nothing is compiled for a GPU
     shipment = wheels.prepare(ops, dist) if wheel else None
@@ -85,6 +91,8 @@ def build(
     if hf:
         say(out, f"kernel: {kernels.export(records, targets, arch, output, force)}")
         return
+    if cpp:
+        programs.check(records, program, force)
     built = [(op, t) for op in records for t in targets if has_sources(op, t)]
     plans = [part for op, t in built for part in plan_all(op, t, arch)]
     if not plans:
@@ -92,12 +100,16 @@ def build(
         raise RecordError(f"nothing to build: {names} has no source for {' or '.join(targets)}")
     started = time.monotonic()
     libraries = compile.build(plans)
-    placed = to_folder(libraries, output) if output and not wheel else [b.path for b in libraries]
+    copied = output if not (wheel or cpp) else None
+    placed = to_folder(libraries, copied) if copied else [b.path for b in libraries]
     show_table(out, _table(libraries, placed))
+    if cpp:
+        programs.to_cpp(records, libraries, program)
+        say(out, f"for C++: {program}")
     for op in dict.fromkeys(op for op, _ in built):
         history.keep(op, "build", {"targets": [t for other, t in built if other is op]})
-        if output and not wheel:
-            history.keep(op, "ship", {"what": str(output)})
+        if copied or cpp:
+            history.keep(op, "ship", {"what": str(copied or program)})
     if shipment:
         _ship(shipment, libraries, dist, out)
     count = f"{len(libraries)} librar{'y' if len(libraries) == 1 else 'ies'}"

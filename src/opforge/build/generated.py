@@ -57,7 +57,7 @@ def registration_source(op: Op, target: Target, parts: Parts, part: Part, stem: 
     elif parts.dtypes:
         lines += _routed(op, target, parts)
     else:
-        lines += _registered(op, target)
+        lines += _registered(op, target, part)
     return "\n".join(lines) + "\n"
 
 
@@ -66,9 +66,9 @@ def _kernel(schema: Schema, dtype: str = "") -> str:
     return f"opforge_{dtype or 'impl'}_{schema.name}"
 
 
-def _registered(op: Op, target: Target) -> list[str]:
-    """The library has the kernels of all dtypes."""
-    kernels = {schema.name: _kernel(schema) for schema in op.kernels}
+def _registered(op: Op, target: Target, part: Part) -> list[str]:
+    """The library has the kernels of all dtypes, or of the only one."""
+    kernels = {schema.name: _kernel(schema, part.dtype) for schema in op.kernels}
     lines = [f"OPFORGE_KERNEL({symbol})" for symbol in kernels.values()]
     return lines + _registration(op, target, kernels)
 

@@ -70,8 +70,7 @@ def parts_of(op: Op, goal: Target) -> Parts:
         raise RecordError(f"{op.name} has no source {' or '.join(named)} to compile on demand")
     units = {source: _units_in(op, source) for source in lazy}
     if not goal.for_users:
-        every = tuple(name for names in units.values() for name in names)
-        return Parts((Part(BASE, sources, units=every),), (), dict.fromkeys(every, BASE))
+        return whole(op, goal)
     rest = tuple(s for s in sources if s not in units)
     dtypes = _dtypes(op) if goal.kind in op.build.by_dtype else ()
     found = [Part(BASE, () if dtypes else rest)]
@@ -83,6 +82,14 @@ def parts_of(op: Op, goal: Target) -> Parts:
         where |= dict.fromkeys(names, name)
     _check_names(op, [part.name for part in found], [u for names in units.values() for u in names])
     return Parts(tuple(found), dtypes, where)
+
+
+def whole(op: Op, goal: Target, dtype: torch.dtype | None = None) -> Parts:
+    """One part with everything. With a dtype, what is compiled by dtype is there for it alone."""
+    sources = goal.sources(op)
+    units = tuple(u for s in sources for u in _UNIT.findall(s.read_text(errors="replace")))
+    only = DTYPES.get(dtype, "") if dtype and goal.kind in op.build.by_dtype else ""
+    return Parts((Part(BASE, sources, only, units),), (), dict.fromkeys(units, BASE))
 
 
 def _check_names(op: Op, parts: list[str], units: list[str]) -> None:

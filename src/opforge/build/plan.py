@@ -302,14 +302,15 @@ def signature_digest(op: Op) -> str:
     return hashlib.sha256(signature_header(op).encode()).hexdigest()
 
 
-def _digests(
+def reached(
     sources: tuple[Path, ...], roots: tuple[Path, ...], headers: Sequence[Path] = ()
-) -> dict[str, str]:
-    """A digest for each source and header, and each header these reach inside ``roots``.
+) -> dict[str, bytes]:
+    """Each source and header, and each header these reach inside ``roots``, with its content.
 
-    Other headers belong to the compiler, CUDA or torch, whose versions are in the key already.
+    A name is "source" or "header" and the path below the root. Other headers belong to the
+    compiler, CUDA or torch.
     """
-    found: dict[str, str] = {}
+    found: dict[str, bytes] = {}
     queue = [*sources, *headers]
     seen = set(queue)
     while queue:
@@ -320,7 +321,7 @@ def _digests(
         name = f"{kind} {path.relative_to(base) if base else path}"
         while name in found:  # two folders may have a header of one name
             name += " (another)"
-        found[name] = hashlib.sha256(text).hexdigest()
+        found[name] = text
         for included in _INCLUDE.findall(text.decode(errors="replace")):
             for folder in (path.parent, *roots):
                 # os.path, because pathlib would make this the slowest part of a cached load
@@ -331,6 +332,14 @@ def _digests(
                         queue.append(header)
                     break
     return found
+
+
+def _digests(
+    sources: tuple[Path, ...], roots: tuple[Path, ...], headers: Sequence[Path] = ()
+) -> dict[str, str]:
+    """A digest for each file, by its name. The versions of all others are in the key already."""
+    files = reached(sources, roots, headers)
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 @functools.cache
