@@ -18,7 +18,9 @@ _LAZY = {
     "Make": "opforge.op",
     "Op": "opforge.op",
     "PackageHeaders": "opforge.op",
+    "inline": "opforge.interactive.inline",
     "load": "opforge.discover",
+    "load_ipython_extension": "opforge.interactive.magic",
     "launch_config": "opforge.launch",
     "nvtx": "opforge.profile.nvtx",
 }

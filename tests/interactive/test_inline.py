@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops from formulas and strings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import python
+
+import opforge
+from opforge import discover
+from opforge.errors import BuildError, RecordError
+from opforge.op import FLOATS, Backward
+
+SOFTCAP = "softcap(Tensor x, float cap) -> Tensor y"
+
+
+def softcap_formula(x, cap):
+    return cap * torch.tanh(x / cap)
+
+
+def here() -> int:
+    """The line of the caller."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    return frame.f_back.f_lineno
+
+
+def test_a_formula_alone_is_an_op():
+    softcap = opforge.inline(SOFTCAP, lambda x, cap: cap * torch.tanh(x / cap))
+    x = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    assert torch.equal(softcap(x, cap=2.0), softcap_formula(x, 2.0))
+    assert torch.autograd.gradcheck(lambda t: softcap(t, 2.0), x)
+    compiled = torch.compile(lambda t: softcap(t, 2.0) + 1, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(x), softcap_formula(x, 2.0) + 1)
+
+
+def test_it_decorates_its_reference():
+    @opforge.inline("twice(Tensor x) -> Tensor y")
+    def twice(x):
+        """Two times x."""
+        return x + x
+
+    assert twice(torch.ones(2)).tolist() == [2, 2]
+    assert twice.__doc__ == "Two times x."
+
+
+FORMULA = "y = x > cap ? cap + 0.1 * log(x / cap) : x"
+
+
+def softer(x, cap):
+    return torch.where(x > cap, cap + 0.1 * torch.log(torch.where(x > cap, x, 1) / cap), x)
+
+
+@pytest.fixture(scope="module")
+def softer_op():
+    return opforge.inline("softer(Tensor x, float cap) -> Tensor y", softer, elementwise=FORMULA)
+
+
+@pytest.mark.parametrize("device", ["cpu", "sim"], indirect=True)
+def test_one_formula_serves_both_kernels_and_all_dtypes(softer_op, device):
+    for dtype in FLOATS:
+        for x in (torch.rand(65, 33, dtype=dtype) * 9, torch.rand(7, 12, dtype=dtype).t()):
+            expected = softer(x.double(), 2.0).to(dtype)
+            torch.testing.assert_close(softer_op(x, 2.0), expected)
+    assert discover.record_of(softer_op).pointwise
+    x = torch.rand(9, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: softer_op(t, 0.5), x)
+
+
+def test_statements_broadcasting_and_every_kind_of_number():
+    def reference(x, bias, cap, n, minus):
+        y = torch.where(x > 0.5, x, bias) * cap + n
+        return -y if minus else y
+
+    mixed = opforge.inline(
+        "mixed(Tensor x, Tensor bias, float cap, int n, bool minus) -> Tensor y",
+        reference,
+        elementwise="""
+            // 0.5 is a number of the dtype
+            real t = x > 0.5 ? x : bias;
+            if (minus) {
+              y = -(t * cap + n);
+            } else {
+              y = t * cap + n;
+            }
+        """,
+    )
+    x, bias = torch.rand(31, 17), torch.rand(17)
+    for minus in (False, True):
+        expected = reference(x, bias, 1.5, 3, minus)
+        torch.testing.assert_close(mixed(x, bias, 1.5, 3, minus), expected)
+    with pytest.raises(TypeError, match=r"x is torch.float32 but bias is torch.float64; convert"):
+        mixed(x, bias.double(), 1.5, 3, False)
+    with pytest.raises(ValueError, match=r"bias has shape \(4,\): they do not broadcast"):
+        mixed(x, torch.rand(4), 1.5, 3, False)
+
+
+CPU = r"""
+using opforge::Tensor;
+
+static Tensor thrice(const Tensor& x) {
+  OPFORGE_CHECK(x.is_contiguous(), "thrice: x must be contiguous");
+  const Tensor y = opforge::empty(opforge::sizes(x), x);
+  for (int64_t i = 0; i < x.numel(); ++i)
+    opforge::mutable_data<float>(y)[i] = FACTOR * opforge::data<float>(x)[i];
+  return y;
+}
+
+OPFORGE_IMPL(thrice, thrice)
+"""
+
+
+def test_a_whole_source(untried):
+    source = CPU.replace("FACTOR", "3")
+    thrice = opforge.inline(
+        "thrice(Tensor x) -> Tensor y", lambda x: x * 3, cpu=source, dtypes=(torch.float32,)
+    )
+    assert thrice(torch.ones(3)).tolist() == [3, 3, 3]
+
+
+# --- where errors are ---
+
+
+def test_a_compile_error_is_at_the_line_of_the_script():
+    thrice = opforge.inline("thrice(Tensor x) -> Tensor y", lambda x: x * 3, cpu=CPU)
+    lines = inspect.getsource(inspect.getmodule(here)).splitlines()  # type: ignore[arg-type]
+    wrong = next(i for i, line in enumerate(lines, 1) if " = FACTOR *" in line)
+    column = lines[wrong - 1].index("FACTOR") + 1
+    with pytest.raises(BuildError) as raised:
+        thrice(torch.ones(3))
+    first, log = str(raised.value).splitlines()
+    assert f"{__file__}:{wrong}:{column}: error" in first
+    assert f"{__file__}:{wrong}" in Path(log.removeprefix("full log: ")).read_text()
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["expression", "statements"])
+def test_so_is_the_error_of_a_formula(many):
+    schema = f"misspelled{int(many)}(Tensor x) -> Tensor y"
+    if many:
+        op = opforge.inline(
+            schema,
+            torch.exp,
+            elementwise="""
+                real t = x;
+                y = epx(t);
+            """,
+        )
+        line = here() - 3
+    else:
+        op = opforge.inline(schema, torch.exp, elementwise="y = exp(x) + epx(x)")
+        line = here() - 1
+    with pytest.raises(BuildError, match=rf"{re.escape(__file__)}:{line}: error: .*epx"):
+        op(torch.ones(2))
+
+
+def test_an_error_in_the_reference_keeps_its_traceback():
+    line = here() + 1
+    broken = opforge.inline("broken(Tensor x) -> Tensor y", lambda x: x @ x.missing)
+    with pytest.raises(AttributeError) as raised:
+        broken(torch.ones(2))
+    last = traceback.extract_tb(raised.value.__traceback__)[-1]
+    assert (last.filename, last.lineno) == (__file__, line)
+
+
+# --- again ---
+
+
+def test_the_same_again_is_the_same_op_and_another_text_a_new_one(capfd):
+    def make(factor):
+        return opforge.inline("again(Tensor x) -> Tensor y", lambda x: x * factor)
+
+    first, same, other = make(2), make(2), make(5)
+    assert first is same
+    x = torch.ones(2)
+    assert (first(x).tolist(), other(x).tolist()) == ([2, 2], [5, 5])
+    assert first.namespace != other.namespace
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_new_reference_alone_compiles_nothing_again():
+    code = """
+        import sys, torch, opforge
+        again = opforge.inline("again(Tensor x) -> Tensor y", elementwise="y = x + x")
+        if sys.argv[1] == "sum":
+            def reference(x):
+                return x + x
+        else:
+            def reference(x):
+                return 2 * x
+        op = again(reference)
+        print(op.namespace, op.folder)
+    """
+    said = [python(code, way).stdout.split() for way in ("sum", "product")]
+    assert said[0][0] == said[1][0]
+    # python -c has no source to copy
+    assert said[0][1] == said[1][1]
+
+
+def test_a_string_that_moves_is_the_same_op():
+    first = opforge.inline("moved(Tensor x) -> Tensor y", torch.sin, elementwise="y = sin(x)")
+
+    second = opforge.inline("moved(Tensor x) -> Tensor y", torch.sin, elementwise="y = sin(x)")
+    assert first is second
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("schema", "given", "said"),
+    [
+        ("relu(Tensor x) -> Tensor y", {}, "relu is the name of a built-in op; choose another"),
+        ("f(Tensor x -> Tensor y", {}, "cannot be parsed"),
+        ("f(Tensor x) -> Tensor", {}, "needs a name"),
+        ("class(Tensor x) -> Tensor y", {}, "it is a keyword"),
+        (
+            "f(Tensor x) -> Tensor y",
+            {"cuda": "y = x"},
+            r"cuda has no OPFORGE_IMPL\(f, <function>\)",
+        ),
+        (
+            "f(Tensor x) -> Tensor y",
+            {"elementwise": "y = x", "cpu": "OPFORGE_IMPL(f, f)"},
+            "give either elementwise, or cuda and cpu",
+        ),
+        ("f(Tensor x) -> Tensor y", {"elementwise": "z = x"}, "does not assign y; write y ="),
+        ("f(Tensor x) -> Tensor y", {"elementwise": "y == x"}, "does not assign y"),
+        ("f(Tensor x) -> Tensor y", {"elementwise": "// y = x"}, "does not assign y"),
+        ("f(Tensor x) -> (Tensor y, Tensor z)", {"elementwise": "y = x"}, "its schema returns 2"),
+        ("f(Tensor x, int[] n) -> Tensor y", {"elementwise": "y = x"}, r"n, which is a int\[\]"),
+        ("f(Tensor real) -> Tensor y", {"elementwise": "y = real"}, "rename the argument"),
+        ("f(Tensor x) -> Tensor y", {"elementwise": {"g": "y = x"}}, 'elementwise={"f": "…"}'),
+        ("f(Tensor x) -> Tensor y", {"cpu": b"y = x"}, "cpu must be a string of C\\+\\+, got b'y"),
+        ("f(Tensor x) -> Tensor y", {"case": []}, "no field 'case'; .*did you mean 'cases'"),
+        ("f(Tensor x) -> Tensor y", {"namespace": "mine"}, "no field 'namespace'"),
+    ],
+)
+def test_what_cannot_be_an_op_is_refused_in_a_line(schema, given, said, cache_dir):
+    with pytest.raises(RecordError, match=said) as raised:
+        opforge.inline(schema, lambda x: x, **given)
+    assert "\n" not in str(raised.value)
+    assert not cache_dir.exists() or not list(cache_dir.glob("inline/*"))
+
+
+def test_a_missing_reference_is_named():
+    with pytest.raises(RecordError, match="has no reference; pass reference="):
+        opforge.inline("f(Tensor x) -> Tensor y", elementwise="y = x")(torch.ones(3))
+
+
+def test_without_a_compiler_the_reference_runs_and_says_so(cache_dir, monkeypatch):
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    op = opforge.inline("lonely(Tensor x) -> Tensor y", torch.cos, elementwise="y = cos(x)")
+    with pytest.warns(UserWarning, match="lonely runs through its PyTorch reference on the CPU"):
+        assert torch.equal(op(torch.ones(3)), torch.ones(3).cos())
+
+
+def test_a_backward_of_its_own_has_a_formula_of_its_own(untried):
+    op = opforge.inline(
+        "cube(Tensor x) -> Tensor y",
+        lambda x: x * x * x,
+        backward=Backward(
+            "cube_backward(Tensor grad_y, Tensor x) -> Tensor grad_x",
+            lambda grad_y, x: 3 * grad_y * x * x,
+        ),
+        elementwise={"cube": "y = x * x * x", "cube_backward": "grad_x = 3.0 * grad_y * x * x"},
+    )
+    x = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(op, x)
+    assert torch.autograd.gradgradcheck(op, x)
