@@ -10,6 +10,8 @@ from opforge import nn as nn
 from opforge import sim as sim
 from opforge import testing as testing
 from opforge.discover import load as load
+from opforge.interactive.inline import inline as inline
+from opforge.interactive.magic import load_ipython_extension as load_ipython_extension
 from opforge.launch import launch_config as launch_config
 from opforge.op import Backward as Backward
 from opforge.op import Build as Build

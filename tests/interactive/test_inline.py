@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import python
 
 import opforge
 from opforge import discover
+from opforge.build import origins
 from opforge.errors import BuildError, RecordError
 from opforge.op import FLOATS, Backward
 
@@ -140,24 +140,43 @@ def test_a_compile_error_is_at_the_line_of_the_script():
     assert f"{__file__}:{wrong}" in Path(log.removeprefix("full log: ")).read_text()
 
 
-@pytest.mark.parametrize("many", [False, True], ids=["expression", "statements"])
-def test_so_is_the_error_of_a_formula(many):
-    schema = f"misspelled{int(many)}(Tensor x) -> Tensor y"
-    if many:
-        op = opforge.inline(
-            schema,
-            torch.exp,
-            elementwise="""
-                real t = x;
-                y = epx(t);
-            """,
-        )
-        line = here() - 3
-    else:
-        op = opforge.inline(schema, torch.exp, elementwise="y = exp(x) + epx(x)")
-        line = here() - 1
-    with pytest.raises(BuildError, match=rf"{re.escape(__file__)}:{line}: error: .*epx"):
-        op(torch.ones(2))
+def places(op, text):
+    """Where the script has the lines of the formula's header that hold a text."""
+    lines = (op.folder / "formula.h").read_text().splitlines()
+    found = [f"{op.folder}/formula.h:{i}:5" for i, line in enumerate(lines, 1) if text in line]
+    return {origins.translate(place, op.folder) for place in found}
+
+
+MULTIPLIED = """
+    real t = x;
+    y = t * three;
+"""
+
+
+def test_lines_are_known_however_the_string_is_written():
+    schema = "written(Tensor x, int three) -> Tensor y"
+
+    def formula(x, three):
+        return x * three
+
+    here_op = opforge.inline(schema, formula, elementwise=MULTIPLIED)
+    first = inspect.getsource(inspect.getmodule(here)).splitlines().index('MULTIPLIED = """') + 1
+    assert places(here_op, "y = t * three") == {f"{__file__}:{first + 2}"}
+    continued = """\
+        real t = x;
+        y = three * t;"""
+    line = here() - 1
+    assert places(opforge.inline(schema, formula, elementwise=continued), "y = three") == {
+        f"{__file__}:{line}"
+    }
+    joined = "real t = three;\ny = x * t;"
+    line = here() - 1
+    assert places(opforge.inline(schema, formula, elementwise=joined), "y = x * t") == {
+        f"{__file__}:{line}"
+    }
+    line = here() + 1
+    computed = opforge.inline(schema, formula, elementwise=f"y = {'x'} * three + {0}")
+    assert places(computed, "x * three + 0") == {f"{__file__}:{line}"}
 
 
 def test_an_error_in_the_reference_keeps_its_traceback():
@@ -184,23 +203,14 @@ def test_the_same_again_is_the_same_op_and_another_text_a_new_one(capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_new_reference_alone_compiles_nothing_again():
-    code = """
-        import sys, torch, opforge
-        again = opforge.inline("again(Tensor x) -> Tensor y", elementwise="y = x + x")
-        if sys.argv[1] == "sum":
-            def reference(x):
-                return x + x
-        else:
-            def reference(x):
-                return 2 * x
-        op = again(reference)
-        print(op.namespace, op.folder)
-    """
-    said = [python(code, way).stdout.split() for way in ("sum", "product")]
-    assert said[0][0] == said[1][0]
-    # python -c has no source to copy
-    assert said[0][1] == said[1][1]
+def test_ops_of_the_same_kernels_are_named_alike_so_that_another_run_finds_the_library():
+    def make(reference, formula="y = x + x"):
+        return opforge.inline("named(Tensor x) -> Tensor y", reference, elementwise=formula)
+
+    first, second = make(lambda x: x + x), make(lambda x: 2 * x)
+    assert re.fullmatch(r"opforge_inline_[0-9a-f]{8}", first.namespace)
+    assert re.fullmatch(rf"{first.namespace}_[0-9a-f]{{8}}", second.namespace)
+    assert not make(lambda x: x + x, "y = 2 * x").namespace.startswith(first.namespace)
 
 
 def test_a_string_that_moves_is_the_same_op():

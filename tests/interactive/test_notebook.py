@@ -8,17 +8,19 @@ from html.parser import HTMLParser
 import pytest
 import torch
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 import opforge
 from opforge.bench.results import Results, Row
+from opforge.build import origins
 from opforge.check.results import FAILED, NOT_RUN, PASSED, OpReport, Report, Result
 
 
 @pytest.fixture
 def shell(tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance()
+    history = Config({"HistoryManager": {"hist_file": ":memory:"}})
+    shell = InteractiveShell.instance(config=history)
     run(shell, "import torch, opforge")
     run(shell, "%load_ext opforge")
     yield shell
@@ -69,13 +71,16 @@ import torch
 doubled = opforge.inline(
     "doubled(Tensor x) -> Tensor y",
     lambda x: x + x,
-    elementwise="y = x + X",
+    elementwise="y = x + x",
 )
 """
     run(shell, cell)
+    folder = shell.user_ns["doubled"].folder
+    lines = (folder / "formula.h").read_text().splitlines()
+    line = next(i for i, text in enumerate(lines, 1) if "x + x" in text)
     number = shell.execution_count - 1
-    with pytest.raises(opforge.errors.BuildError, match=rf"In\[{number}\]:6: error: .*X"):
-        run(shell, "doubled(torch.ones(3))")
+    told = origins.translate(f"{folder}/formula.h:{line}:9: error", folder)
+    assert told == f"In[{number}]:6: error"
 
 
 def test_a_cell_of_cpp(shell, untried):

@@ -84,16 +84,16 @@ def test_a_source_that_does_not_compile_is_tried_once_per_change(tmp_path, untri
     write_op(tmp_path, name="rebuilt", factor=2, cpp="kernel")
     watched = opforge.load(tmp_path, watch=True)
     assert watched(X).tolist() == [2, 2]
+    capfd.readouterr()
     source = tmp_path / "cpu.cpp"
     right = source.read_text()
     source.write_text(right.replace("2 *", "FACTOR *"))
     for _ in range(2):
         with pytest.raises(BuildError, match=r"cpu\.cpp:8:\d+: error: .*FACTOR"):
             watched(X)
-    assert capfd.readouterr().err.count("building rebuilt (cpu)") == 2
+    assert capfd.readouterr().err.count("building rebuilt (cpu)") == 1
     source.write_text(right.replace("2 *", "6 *"))
     assert watched(X).tolist() == [6, 6]
-    assert "built rebuilt (cpu) in" in capfd.readouterr().err
 
 
 def test_threads_see_one_new_version(tmp_path):

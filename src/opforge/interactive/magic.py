@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+import sys
 from typing import Any, NoReturn
 
 from opforge.errors import RecordError
@@ -49,8 +50,9 @@ def _define(shell: Any, line: str, cell: str) -> None:
     reference = _function(shell, given.reference)
     record = {} if given.backward is None else {"backward": _function(shell, given.backward)}
     # The first line of the cell is the magic's own.
-    cell_at = Cell(f"In[{shell.execution_count}]", 2)
-    op = Request(schema.strip(), {kind: cell}, record).define(reference, cell_at)
+    op = Request(schema.strip(), {kind: cell}, record).define(
+        reference, Cell.of(sys._getframe(), 2)
+    )
     shell.push({op.name: op})
 
 
