@@ -4,18 +4,24 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import time
 import traceback
 from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import opforge
 from opforge import discover
 from opforge.build import origins
+from opforge.build.cache_cli import cache_app
 from opforge.errors import BuildError, RecordError
+from opforge.interactive import elementwise
 from opforge.op import FLOATS, Backward
+from opforge.registration.schema import parse
 
 SOFTCAP = "softcap(Tensor x, float cap) -> Tensor y"
 
@@ -100,6 +106,13 @@ def test_statements_broadcasting_and_every_kind_of_number():
         mixed(x, bias.double(), 1.5, 3, False)
     with pytest.raises(ValueError, match=r"bias has shape \(4,\): they do not broadcast"):
         mixed(x, torch.rand(4), 1.5, 3, False)
+
+
+def test_numbers_get_the_type_of_the_dtype():
+    text = "y = 0.5 * x + 1e-3 * .25 - 2.f * x1.5 /* 0.5 */ + 7 + 0x1.8p3"
+    (sources, _) = elementwise.sources([(parse("f(Tensor x) -> Tensor y"), text)])
+    typed = "number<real>(0.5) * x + number<real>(1e-3) * number<real>(.25) - 2.f * x1.5"
+    assert re.search(re.escape(typed) + r" +\+ 7 \+ 0x1\.8p3\n", sources["formula.h"])
 
 
 CPU = r"""
@@ -218,6 +231,21 @@ def test_a_string_that_moves_is_the_same_op():
 
     second = opforge.inline("moved(Tensor x) -> Tensor y", torch.sin, elementwise="y = sin(x)")
     assert first is second
+
+
+def test_prune_removes_what_was_not_used_for_a_month(cache_dir):
+    old, new = (
+        opforge.inline(f"pruned{i}(Tensor x) -> Tensor y", lambda x: x + 1).folder for i in (1, 2)
+    )
+    os.utime(old, times=(time.time() - 31 * 86400,) * 2)
+    runner = CliRunner()
+    assert runner.invoke(cache_app, ["prune"]).exit_code == 0
+    assert (old.exists(), new.exists()) == (False, True)
+    again = opforge.inline("pruned1(Tensor x) -> Tensor y", lambda x: x + 1)
+    assert again.folder == old
+    assert (old / "op.py").is_file()
+    assert runner.invoke(cache_app, ["prune", "--all"]).exit_code == 0
+    assert not new.exists()
 
 
 # --- bad input ---

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import opforge
+from opforge import discover
 from opforge.bench.results import Results, Row
 from opforge.build import origins
 from opforge.check.results import FAILED, NOT_RUN, PASSED, OpReport, Report, Result
@@ -34,6 +37,7 @@ def run(shell, cell):
     return done.result
 
 
+PAGE = Path(__file__).parents[2] / "docs" / "inline.md"
 FORMULA = "def formula(x, cap):\n    return cap * torch.tanh(x / cap)"
 MAGIC = "%%opforge softly(Tensor x, float cap) -> Tensor y --reference formula "
 
@@ -54,6 +58,13 @@ def test_a_cell_becomes_a_function_and_again_quietly(shell, capfd):
 
 
 X = torch.ones(3)
+
+
+def test_the_cell_on_the_page_is_one(shell):
+    run(shell, FORMULA)
+    (cell,) = re.findall(r"```\n(%%opforge .*?)```", PAGE.read_text(), re.DOTALL)
+    run(shell, cell)
+    assert discover.record_of(shell.user_ns["softcap"]).pointwise
 
 
 def test_an_error_is_at_the_line_of_the_cell(shell):
