@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch.nn.functional as functional
 from helpers import python
 
 import opforge
+from opforge.errors import RecordError
 from opforge.op import Backward
 
 SLOPE = 0.25
@@ -128,10 +130,11 @@ def test_what_cannot_be_copied_runs_here_and_says_so_there(reference, reason):
     assert reason in text
 
 
-def test_the_check_tells_why_it_cannot_be_made_there():
+def test_elsewhere_it_is_refused_with_the_reason(tmp_path):
     op = opforge.inline("here_only(Tensor x) -> Tensor y", add_table)
-    with pytest.raises(opforge.testing.CheckFailed, match="cannot be made here: TABLE is a Tensor"):
-        opforge.testing.check(op, only=["own-cases"], on=["cpu"])
+    shutil.copytree(op.folder, tmp_path / "copy")
+    with pytest.raises(RecordError, match="cannot be made here: TABLE is a Tensor"):
+        opforge.load(tmp_path / "copy")
 
 
 def test_such_an_op_is_made_again_where_its_functions_are_others():

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import inspect
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from helpers import write_op
+from helpers import stub_cxx, write_op
 
 import opforge
 from opforge import discover
@@ -80,26 +81,36 @@ def test_a_change_that_cannot_be_loaded_raises_until_the_next(tmp_path):
         opforge.load(tmp_path, watch=True)
 
 
-def test_a_source_that_does_not_compile_is_tried_once_per_change(tmp_path, untried, capfd):
-    write_op(tmp_path, name="rebuilt", factor=2, cpp="kernel")
-    watched = opforge.load(tmp_path, watch=True)
-    assert watched(X).tolist() == [2, 2]
-    capfd.readouterr()
-    source = tmp_path / "cpu.cpp"
-    right = source.read_text()
-    source.write_text(right.replace("2 *", "FACTOR *"))
+def test_a_source_that_does_not_compile_is_tried_once_per_change(
+    tmp_path, cache_dir, monkeypatch, untried, capfd
+):
+    broken = 'case "$all" in */cpu.cpp*) echo "cpu.cpp:8:2: error: no such name"; exit 1;; esac'
+    compiler = stub_cxx(tmp_path / "broken", on_compile=broken)
+    monkeypatch.setenv("CXX", str(compiler.path))
+    folder = write_op(tmp_path / "op", name="rebuilt", factor=2)
+    watched = opforge.load(folder, watch=True)
     for _ in range(2):
-        with pytest.raises(BuildError, match=r"cpu\.cpp:8:\d+: error: .*FACTOR"):
+        with pytest.raises(BuildError, match=r"cpu\.cpp:8:2: error: no such name"):
             watched(X)
-    assert capfd.readouterr().err.count("building rebuilt (cpu)") == 1
-    source.write_text(right.replace("2 *", "6 *"))
-    assert watched(X).tolist() == [6, 6]
+    assert compiler.compiles == 1
+    monkeypatch.setenv("CXX", str(stub_cxx(tmp_path / "right").path))
+    write_op(folder, name="rebuilt", factor=6)
+    assert watched(X).tolist() == [6, 6]  # the stub's library is empty: the reference runs
+    assert "opforge: built rebuilt (cpu) in" in capfd.readouterr().err
 
 
-def test_threads_see_one_new_version(tmp_path):
+def test_threads_wait_for_one_of_them_to_load_the_new_version(tmp_path, monkeypatch):
     watched = opforge.load(write(tmp_path, 2, "shared"), watch=True)
-    before = len(discover.loaded())
+    watched(X)
     write(tmp_path, 3, "shared")
+    load_folder, loads = discover.load_folder, []
+
+    def slowly(*args, **named):
+        loads.append(args)
+        time.sleep(0.3)
+        return load_folder(*args, **named)
+
+    monkeypatch.setattr(discover, "load_folder", slowly)
     start = threading.Barrier(8)
 
     def call(_):
@@ -108,7 +119,7 @@ def test_threads_see_one_new_version(tmp_path):
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(call, range(8))) == [[3, 3]] * 8
-    assert len(discover.loaded()) == before + 1
+    assert len(loads) == 1
 
 
 def test_compiled_code_keeps_the_version_that_was_traced(tmp_path):
