@@ -15,9 +15,10 @@ import torch
 from typer.testing import CliRunner
 
 import opforge
+from opforge import sim
 from opforge.build import origins
 from opforge.build.cache_cli import cache_app
-from opforge.errors import BuildError, RecordError
+from opforge.errors import BuildError, RecordError, SimulationError
 from opforge.interactive import elementwise
 from opforge.op import FLOATS, Backward
 from opforge.registration.schema import parse
@@ -127,9 +128,8 @@ OPFORGE_IMPL(thrice, thrice)
 
 def test_a_compile_error_is_at_the_line_of_the_script(untried):
     thrice = opforge.inline("thrice(Tensor x) -> Tensor y", lambda x: x * 3, cpu=CPU)
-    lines = inspect.getsource(inspect.getmodule(here)).splitlines()  # type: ignore[arg-type]
-    wrong = next(i for i, line in enumerate(lines, 1) if " = FACTOR *" in line)
-    column = lines[wrong - 1].index("FACTOR") + 1
+    wrong = line_of(" = FACTOR *")
+    column = CPU.splitlines()[wrong - line_of('CPU = r"""')].index("FACTOR") + 1
     with pytest.raises(BuildError) as raised:
         thrice(torch.ones(3))
     first, log = str(raised.value).splitlines()
@@ -174,6 +174,57 @@ def test_lines_are_known_however_the_string_is_written():
     line = here() + 1
     computed = opforge.inline(schema, formula, elementwise=f"y = {'x'} * three + {0}")
     assert places(computed, "x * three + 0") == {f"{__file__}:{line}"}
+
+
+RACE = """
+#include <opforge/core/launch.h>
+
+using opforge::Tensor;
+
+__global__ void total(const float* x, float* y) {
+  *y += x[threadIdx.x];
+}
+
+static Tensor run(const Tensor& x) {
+  const int64_t one = 1;
+  const Tensor y = opforge::empty({&one, 1}, x);
+  opforge::fill_zero(y);
+  opforge::launch(total, {dim3(1), dim3(64), opforge::current_stream(x)}, opforge::data<float>(x),
+                  opforge::mutable_data<float>(y));
+  return y;
+}
+
+OPFORGE_IMPL(racing, run)
+"""
+
+
+def racing():
+    return opforge.inline("racing(Tensor x) -> Tensor y", lambda x: x.sum().reshape(1), cuda=RACE)
+
+
+def line_of(text):
+    lines = inspect.getsource(inspect.getmodule(here)).splitlines()  # type: ignore[arg-type]
+    return next(i for i, line in enumerate(lines, 1) if text in line)
+
+
+def test_what_nvcc_and_the_simulator_say_is_of_the_script():
+    folder, line = racing().folder, line_of("*y += x[")
+    in_folder = line - line_of('RACE = """') + 2  # after one line of ours
+    for said, expected in {
+        f"{folder}/cuda.cu({in_folder}): error: no": f"{__file__}:{line}: error: no",
+        f"at cuda.cu:{in_folder}, thread 3": f"at {__file__}:{line}, thread 3",
+        f"other/cuda.cu:{in_folder}": f"other/cuda.cu:{in_folder}",
+        f"{folder}/cuda.cu:1000:2": f"{folder}/cuda.cu:1000:2",
+    }.items():
+        assert origins.translate(said, folder) == expected
+
+
+@pytest.mark.sim
+@pytest.mark.nightly
+def test_a_fault_in_the_simulator_is_at_the_line_of_the_script():
+    place = re.escape(f"{__file__}:{line_of('*y += x[')}")
+    with pytest.raises(SimulationError, match=place), sim.active("race"):
+        racing()(torch.ones(64))
 
 
 def test_an_error_in_the_reference_keeps_its_traceback():

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 
 import pytest
 import torch
@@ -66,6 +67,10 @@ def build_all():
     add("closed", closing_over(3))
     add("local", local_function())
     add("built_in", torch.sin)
+    up, down = (lambda x: x + SLOPE), (lambda x: x - SLOPE)  # Python 3.11 tells them apart
+    if sys.version_info >= (3, 11):
+        add("up", up)
+        add("down", down)
     add("library", functional.softplus)
     add("own_op", lambda x: opforge.relu(x) + 1)
     other = found["closed"]

@@ -2,7 +2,7 @@
 """Where the sources of an op come from, if they were strings in a script or a notebook.
 
 The note lies beside them and is no part of the op: a string that moves in its script is not
-compiled again. What compilers say of the sources is said of the script instead.
+compiled again. What compilers and the simulator say of the sources is said of the script instead.
 """
 
 from __future__ import annotations
@@ -36,14 +36,18 @@ def keep(folder: Path, origins: list[Origin]) -> None:
 
 
 def translate(said: str, folder: Path) -> str:
-    """What a compiler said, with the places of the script in place of those in the folder."""
+    """What was said of the sources, with the places of the script in place of those in the folder.
+
+    A compiler names the path of a source, the simulator only its name.
+    """
     try:
         origins = [Origin(**o) for o in json.loads((folder / _NOTE).read_text())]
     except (OSError, ValueError, TypeError):  # most ops have none
         return said
     for name in dict.fromkeys(o.source for o in origins):
         mine = [o for o in origins if o.source == name]
-        place = re.compile(re.escape(str(folder / name)) + r"(?::(\d+)(?::(\d+))?|\((\d+)\))")
+        path = rf"(?:{re.escape(str(folder))}/|(?<![\w/.-])){re.escape(name)}"
+        place = re.compile(path + r"(?::(\d+)(?::(\d+))?|\((\d+)\))")
         said = place.sub(lambda match, mine=mine: _written(match, mine), said)  # type: ignore[misc]
     return said
 

@@ -28,7 +28,7 @@ from opforge.errors import RecordError
 from opforge.interactive import elementwise as formulas
 from opforge.interactive import program
 from opforge.interactive.strings import Caller, Place
-from opforge.op import Op
+from opforge.op import Build, Op
 from opforge.registration.schema import parse
 from opforge.terminal.words import did_you_mean
 
@@ -131,8 +131,12 @@ class Request:
         return op
 
     def _record(self) -> dict[str, Any]:
-        derived = {"pointwise": True, "validate": formulas.validate}
-        return {**(derived if self.texts.get("elementwise") else {}), **self.record}
+        derived: dict[str, Any] = {}
+        if self.texts.get("elementwise"):
+            derived = {"pointwise": True, "validate": formulas.validate}
+            if not {"dtypes", "own_dtypes"} & set(self.record):
+                derived["build"] = Build(by_dtype=["cuda"])  # a first call compiles its own alone
+        return {**derived, **self.record}
 
     def _sources(self, op: Op, place: Place) -> tuple[dict[str, str], list[origins.Origin]]:
         if given := self.texts.get("elementwise"):
