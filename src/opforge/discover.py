@@ -48,11 +48,19 @@ def builtin_names() -> list[str]:
     return sorted(p.parent.name for p in BUILTIN_FOLDER.glob("*/op.py"))
 
 
-def load(path: str | Path) -> Callable[..., Any]:
+def load(path: str | Path, *, watch: bool = False) -> Callable[..., Any]:
     """Load the op in a folder and return its public function.
 
     If the folder has changed since, this loads the new version; the old one keeps working.
+
+    With ``watch``, every call of the function looks whether a source has changed, and loads and
+    builds the new version first if so. If that fails, calls raise the error until there is another
+    change. ``torch.compile`` keeps the version that it has traced.
     """
+    if watch:
+        from opforge.interactive.watch import Watched  # few want it
+
+        return Watched(Path(path))
     return load_folder(Path(path)).function
 
 
@@ -95,7 +103,7 @@ def record_of(op: str | Path | Op | Callable[..., Any]) -> Op:
     if isinstance(op, (str, Path)):
         return find(str(op))
     for known in loaded():
-        if op is known.function:
+        if known.function in (op, getattr(op, "__wrapped__", op)):  # of a watched one, the newest
             return known.op
     raise RecordError(f"{op!r} is not the public function of a loaded op")
 
@@ -110,8 +118,11 @@ def loaded() -> list[Loaded]:
     return list(_by_version.values())
 
 
-def load_folder(path: Path) -> Loaded:
-    """Load an op folder: import its op.py and register its record with torch."""
+def load_folder(path: Path, quiet: bool = False) -> Loaded:
+    """Load an op folder: import its op.py and register its record with torch.
+
+    Unless ``quiet``, it says so if another version is loaded already.
+    """
     folder = path.expanduser().resolve()
     if not folder.is_dir():
         raise RecordError(f"{path} is not a folder; an op is a folder that contains an op.py")
@@ -122,19 +133,39 @@ def load_folder(path: Path) -> Loaded:
     with _lock:
         version = folder, _digest(folder)
         if version not in _by_version:
-            _by_version[version] = _load_version(*version)
+            _by_version[version] = _load_version(*version, quiet)
         return _by_version[version]
 
 
-def _load_version(folder: Path, digest: str) -> Loaded:
+def adopt(op: Op, folder: Path) -> None:
+    """Register a record that was made in this process, and whose sources are in a folder."""
+    op.folder = folder
+    with _lock:
+        _register(op)
+        _by_version[folder, _digest(folder)] = Loaded(op, op, _digest(folder))
+
+
+def is_taken(op: Op) -> bool:
+    """Whether another version has the op's name in its namespace."""
+    return (op.namespace, op.name) in _taken
+
+
+def _load_version(folder: Path, digest: str, quiet: bool) -> Loaded:
     module, op, other_namespace = _read(folder, digest)
-    if (op.namespace, op.name) in _taken:
-        print(
-            f"opforge: another version of {op.name} is already loaded; "
-            f"this one is torch.ops.{other_namespace}.{op.name}",
-            file=sys.stderr,
-        )
+    if is_taken(op):
+        if not quiet:
+            print(
+                f"opforge: another version of {op.name} is already loaded; "
+                f"this one is torch.ops.{other_namespace}.{op.name}",
+                file=sys.stderr,
+            )
         op.namespace = other_namespace
+    _register(op)
+    return Loaded(op, getattr(module, op.name, op), digest)
+
+
+def _register(op: Op) -> None:
+    assert op.folder is not None
     _taken.add((op.namespace, op.name))
     try:
         register(op)
@@ -147,10 +178,9 @@ def _load_version(folder: Path, digest: str) -> Loaded:
                 "programs (opforge build --cpp); load that library after the op"
             ) from None
         raise RecordError(
-            f"the record in {folder / 'op.py'} cannot be registered with torch: "
+            f"the record in {op.folder / 'op.py'} cannot be registered with torch: "
             f"{type(error).__name__}: {error}"
         ) from error
-    return Loaded(op, getattr(module, op.name, op), digest)
 
 
 def _read(folder: Path, digest: str) -> tuple[ModuleType, Op, str]:
@@ -183,9 +213,14 @@ def digest_of(op: Op) -> str:
     return _digest(op.folder)
 
 
+def files(folder: Path) -> list[Path]:
+    """The files that an op in a folder consists of."""
+    return files_of(folder, *_CONTENT)
+
+
 def _digest(folder: Path) -> str:
     state = hashlib.sha256()
-    for file in files_of(folder, *_CONTENT):
+    for file in files(folder):
         name = str(file.relative_to(folder)).encode(errors="surrogateescape")
         state.update(name + f"\0{file.stat().st_size}\0".encode())
         state.update(file.read_bytes())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``opforge check`` for Python programs and pytest.
+"""``opforge check`` and ``opforge bench`` for Python programs, notebooks and pytest.
 
-``check(op)`` runs all rows and raises if one fails. In a test file, one line makes a test of every
-row::
+``check(op)`` runs all rows and raises if one fails. ``bench(op)`` times the op. A notebook shows
+what they return as tables. In a test file, one line makes a test of every row::
 
     test_my_op = opforge.testing.matrix("path/to/my_op")
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opforge import discover
 from opforge.check import row as rows
@@ -24,7 +24,10 @@ from opforge.check.results import Report
 from opforge.op import Op
 from opforge.terminal.extras import need
 
-__all__ = ["Report", "check", "matrix"]
+if TYPE_CHECKING:
+    from opforge.bench.results import Results
+
+__all__ = ["Report", "bench", "check", "matrix"]
 
 AnyOp = str | Path | Op | Callable[..., Any]
 
@@ -70,6 +73,33 @@ def check(
     if texts:
         raise CheckFailed(f"{one.op}: {one.count()}\n\n" + "\n\n".join(texts), report)
     return report
+
+
+def bench(
+    op: AnyOp,
+    *,
+    on: str | None = None,
+    shapes: Sequence[tuple[int, ...]] = (),
+    dtypes: Sequence[str] = (),
+    backward: bool = False,
+    peers: Sequence[str] | None = None,
+) -> Results:
+    """Time an op against PyTorch, the record's peers and the memory ceiling.
+
+    Args:
+        op: as for :func:`check`.
+        on: ``"cpu"`` or ``"cuda"``; by default the GPU if there is one.
+        shapes: such as ``[(4096, 4096)]``; by default a few for the device.
+        dtypes: such as ``["bfloat16"]``, or ``["all"]``; by default bfloat16, on the CPU float32.
+        backward: time the backward as well.
+        peers: such as ``["eager", "torch.compile"]``; by default all, and none with ``[]``.
+    """
+    need("opforge bench", "bench")
+    from opforge.bench import runner as benchmarks  # check does not need it
+
+    device = benchmarks.choose_device(on)
+    options = benchmarks.Options(device, tuple(shapes) or None, dtypes, backward, peers)
+    return benchmarks.run([discover.record_of(op)], options)
 
 
 def matrix(

@@ -118,6 +118,7 @@ def test_a_changed_source_or_header_is_another_key(op_folder: Path) -> None:
         "header deep/inner.h",
         "header opforge/core/text.h",
         "header opforge/host/registration.h",
+        "header opforge/host/older_systems.h",
     }
     for file in ("cpu.cpp", "outer.h", "deep/inner.h"):
         before = load.plan(op, "cpu").ingredients

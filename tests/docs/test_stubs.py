@@ -31,6 +31,8 @@ norm: torch.nn.Module = opforge.nn.RMSNorm(8)
 version: str = opforge.__version__
 op = opforge.Op(schema="f(Tensor x) -> Tensor y", reference=torch.relu)
 mine = opforge.load("folder")(x)
+watched = opforge.load("folder", watch=True)(x)
+typed = opforge.inline("f(Tensor x) -> Tensor y", torch.relu, elementwise="y = x")(x)
 with opforge.nvtx(), opforge.launch_config("relu", block=128), opforge.sim.active():
     opforge.relu(x)
 opforge.testing.check("relu")

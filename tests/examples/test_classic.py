@@ -47,8 +47,8 @@ def test_the_lines_are_counted_right() -> None:
         return sum(bool(line.strip()) for f in files for line in f.read_text().splitlines())
 
     sources = (EXAMPLE / f for f in ("setup.py", "scale_bias_relu.cpp", "scale_bias_relu.cu"))
-    ours = (OP / f for f in ("op.py", "cpu.cpp", "cuda.cu", "kernel.cuh"))
-    (row,) = re.findall(r"^\| Lines.* (\d+) in 3 files.* (\d+) in 4 files", PAGE, re.MULTILINE)
+    ours = (OP / f for f in ("op.py", "check.h", "cpu.cpp", "cuda.cu", "kernel.cuh"))
+    (row,) = re.findall(r"^\| Lines.* (\d+) in 3 files.* (\d+) in 5 files", PAGE, re.MULTILINE)
     assert tuple(map(int, row)) == (lines(*sources), lines(*ours))
 
 

@@ -134,6 +134,12 @@ class Results:
             found.setdefault(row.workload, {})[row.implementation] = row
         return found
 
+    def _repr_html_(self) -> str:
+        """The results in a notebook."""
+        from opforge.report import notebook  # the pages import this module
+
+        return notebook.of_bench(self)
+
     def write(self, path: Path) -> None:
         """Write a file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)

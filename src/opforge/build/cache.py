@@ -114,6 +114,13 @@ def entry_dir(entry: str) -> Path:
     return root() / "libs" / entry
 
 
+def inline_root() -> Path:
+    """Where the folders of ops are that were made from strings."""
+    folder = root() / "inline"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 def log_path(name: str) -> Path:
     """Where the log of the last failed build of ``name`` is kept."""
     folder = root() / "logs"
@@ -260,6 +267,13 @@ def _describe(holder: Path) -> str:
     except OSError:
         pid = ""
     return f"process {pid}" if pid else "another process"
+
+
+def prune_inline(older_than: float) -> None:
+    """Remove the folders of ops made from strings that were last used so many seconds ago."""
+    for folder in inline_root().iterdir():
+        if time.time() - folder.stat().st_mtime >= older_than:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def prune(keep: set[str], older_than: float | None = None) -> tuple[int, int]:

@@ -100,12 +100,14 @@ def cache_prune(
 ) -> None:
     """Remove libraries that no op loads any more.
 
-    An op counts if it is built in, or if its folder still exists.
+    An op counts if it is built in, or if its folder still exists. One made by opforge.inline counts
+    for 30 days (or --days) after it was last made.
 
     Example: opforge cache prune --days 30
     """
     from opforge.build import cache, in_use
 
+    cache.prune_inline(0 if everything else 86400 * (30 if days is None else days))
     keep = set() if everything else in_use.entries()
     count, freed = cache.prune(keep, None if days is None else days * 86400)
     say(console(), f"removed {count} entries, {freed / 1e6:.1f} MB")

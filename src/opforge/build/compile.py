@@ -21,7 +21,7 @@ import ninja
 import torch
 from rich.console import Console
 
-from opforge.build import cache, narrowing
+from opforge.build import cache, narrowing, origins
 from opforge.build.generated import HEADER_NAME, SOURCE_NAME
 from opforge.build.plan import Plan
 from opforge.errors import BuildError, CacheError, OpforgeError
@@ -229,6 +229,7 @@ def _failed_steps(n: int, output: str) -> str:
 def _failure(plan: Plan, staged: Path, output: str) -> OpforgeError:
     """An error with the first diagnostic and the path of the whole log."""
     name = _name(plan)
+    output = origins.translate(output, plan.folder)
     if _DISK_FULL.search(output) or shutil.disk_usage(staged).free < 1 << 16:
         return CacheError(
             f"building {name} failed: no space left on device in {staged.parent}, or in "
@@ -270,7 +271,8 @@ def _mismatch(plan: Plan, output: str) -> str:
         text = source.read_text(errors="replace")
         if found := definition.search(text):
             line = text.count("\n", 0, found.start()) + 1
-            return f"\n{source}:{line}: it is `{' '.join(found[0].split())}`"
+            place = origins.translate(f"{source}:{line}", plan.folder)
+            return f"\n{place}: it is `{' '.join(found[0].split())}`"
     return ""
 
 

@@ -109,6 +109,12 @@ class Report:
         """The report as data for a JSON file."""
         return asdict(self)
 
+    def _repr_html_(self) -> str:
+        """The report in a notebook."""
+        from opforge.report import notebook  # the pages import this module
+
+        return notebook.of_check(self)
+
 
 def from_json(data: dict[str, Any]) -> Report:
     """The report that :meth:`Report.as_json` wrote."""

@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from opforge import discover, settings
+from opforge.build import origins
 from opforge.build.targets import SIM, has_kernels, modes
 from opforge.errors import RecordError, SimulationError
 from opforge.op import Op, as_tuple
@@ -82,7 +83,10 @@ class Route(TorchDispatchMode):
                 result = kernel(*args)
             except RuntimeError as error:
                 if str(error).startswith(_FOUND):
-                    raise SimulationError(str(error)) from None
+                    found = str(error)
+                    if op.folder is not None:
+                        found = origins.translate(found, op.folder)
+                    raise SimulationError(found) from None
                 raise
             if self.options["traffic"]:
                 self._note(op, name, args, as_tuple(result))

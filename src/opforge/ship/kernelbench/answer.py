@@ -17,7 +17,13 @@ import torch
 from opforge.build import arch, targets
 from opforge.build.generated import HEADER_NAME, registration_source, signature_header
 from opforge.build.parts import whole
-from opforge.build.plan import ABI, INCLUDE_DIR, REGISTRATION_HEADER, reached
+from opforge.build.plan import (
+    ABI,
+    INCLUDE_DIR,
+    OLDER_SYSTEMS_HEADER,
+    REGISTRATION_HEADER,
+    reached,
+)
 from opforge.errors import RecordError
 from opforge.op import Op
 from opforge.ship.cpp import defined
@@ -25,7 +31,12 @@ from opforge.ship.kernelbench import loader
 from opforge.ship.kernelbench.problem import Problem, by_name
 from opforge.ship.kernelbench.values import default_of, literal
 
-_DEFINITIONS = INCLUDE_DIR / "opforge" / "host" / "definitions.h"
+# What the generated source includes.
+_HEADERS = [
+    REGISTRATION_HEADER,
+    OLDER_SYSTEMS_HEADER,
+    INCLUDE_DIR / "opforge" / "host" / "definitions.h",
+]
 
 
 def check(op: Op) -> None:
@@ -96,10 +107,10 @@ def _kernels(op: Op, dtype: torch.dtype | None) -> str:
         files[source] = registration_source(renamed, goal, parts, part, target)
         files[source] += "\n".join(defined([renamed])) + "\n"
         defines = [f"-DTORCH_TARGET_VERSION=0x{ABI[0]:02x}{ABI[1]:02x}000000000000"]
-        defines += ["-DUSE_CUDA"] if target == "cuda" else []
+        defines += ["-DUSE_CUDA"] if goal is targets.CUDA else []
         defines += [f"-DOPFORGE_DTYPE={part.dtype}"] if part.dtype else []
         flags = [*op.build.flags.get(goal.kind, ())]
-        flags += arch.nvcc_flags(tuple(op.build.archs)) if target == "cuda" else []
+        flags += arch.nvcc_flags(tuple(op.build.archs)) if goal is targets.CUDA else []
         builds[target] = {
             "sources": [*(_place(op, s) for s in part.sources), source],
             "defines": defines,
@@ -121,7 +132,7 @@ def _sources(op: Op) -> dict[str, str]:
     assert op.folder is not None
     own = [(op.folder / str(one)).resolve() for one in op.build.include]
     every = tuple(s for t in targets.FOR_USERS for s in targets.find(t).sources(op))
-    found = reached(every, (op.folder, INCLUDE_DIR, *own), [REGISTRATION_HEADER, _DEFINITIONS])
+    found = reached(every, (op.folder, INCLUDE_DIR, *own), _HEADERS)
     files: dict[str, str] = {}
     for told, content in found.items():
         name = told.partition(" ")[2]
