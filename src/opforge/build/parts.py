@@ -5,7 +5,8 @@ Most ops have one part, the base. A record may ask for more (see ``Build``): one
 a first call compiles one dtype only, and one per source that is compiled on demand. The base then
 finds functions of other parts through a loader, see ``host/registration.h``.
 
-Only what users run is split. Libraries for checks hold everything.
+Only what opforge builds for users is split. Libraries for checks hold everything, and so do those
+that other build systems make.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ class Parts:
         return [BASE, known] if known in self.dtypes else [BASE]
 
 
-def parts_of(op: Op, goal: Target) -> Parts:
-    """The parts that an op is divided into for a target."""
+def parts_of(op: Op, goal: Target, whole: bool = False) -> Parts:
+    """The parts that an op is divided into for a target; one, if it is to stay ``whole``."""
     assert op.folder is not None
     sources = goal.sources(op)
     named = [p for p in op.build.on_demand if fnmatch.fnmatch(p, goal.pattern)]
@@ -69,7 +70,7 @@ def parts_of(op: Op, goal: Target) -> Parts:
     if named and sources and not lazy:
         raise RecordError(f"{op.name} has no source {' or '.join(named)} to compile on demand")
     units = {source: _units_in(op, source) for source in lazy}
-    if not goal.for_users:
+    if whole or not goal.for_users:
         every = tuple(name for names in units.values() for name in names)
         return Parts((Part(BASE, sources, units=every),), (), dict.fromkeys(every, BASE))
     rest = tuple(s for s in sources if s not in units)
