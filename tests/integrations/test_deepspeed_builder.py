@@ -18,6 +18,7 @@ import opforge
 from opforge import discover, extras
 from opforge.errors import KernelUnavailable, MissingPackage, RecordError
 from opforge.integrations import deepspeed as ods
+from opforge.integrations.deepspeed.__main__ import main
 
 os.environ["DS_ACCELERATOR"] = "cpu"  # deepspeed asks once, when it is first imported
 
@@ -179,22 +180,28 @@ def test_without_deepspeed_the_error_names_the_extra(monkeypatch) -> None:
 
 def test_the_report_lists_our_ops(tmp_path) -> None:
     folder = write_op(tmp_path / "gpu_only", name="gpu_only", cpp=None, cu="kernel")
-
-    def report(*ops: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "opforge.integrations.deepspeed", "report", *ops],
-            env={**os.environ, "DS_ACCELERATOR": "cpu"},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
-
-    done = report("relu", str(folder))
+    done = subprocess.run(
+        [sys.executable, "-m", "opforge.integrations.deepspeed", "report", "relu", str(folder)],
+        env={**os.environ, "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
     assert done.returncode == 0, done.stderr
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if "[" in line}
     assert "OKAY" in rows["relu"]
     assert "OKAY" in rows["cpu_adam"]
     assert "OKAY" not in rows["gpu_only"]
-    done = report("rellu")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("opforge: 'rellu' is neither a built-in op")
+
+
+def test_the_commands_say_in_a_line_what_is_wrong(tmp_path, monkeypatch, capsys) -> None:
+    for arguments, said in (
+        (["report", "rellu"], "'rellu' is neither a built-in op"),
+        (["export", "relu", "--out", str(tmp_path.parent)], f"{tmp_path.parent} exists already"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["deepspeed", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, error = capsys.readouterr()
+        assert (ended.value.code, out) == (2, "")
+        assert error.startswith(f"opforge: {said}")

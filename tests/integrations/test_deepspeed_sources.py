@@ -44,6 +44,9 @@ class DoubleBuilder(OpBuilder):
 
     def sources(self):
         return [__file__.replace("classic.py", "classic.cpp")]
+
+    def cxx_args(self):
+        return ["-O0"]
 """
 
 

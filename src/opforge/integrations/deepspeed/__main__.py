@@ -47,9 +47,14 @@ def export(
     print(export_sources(op, output))
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the command. An expected error prints one line and exits with 2."""
     try:
         app()
     except (OpforgeError, OSError) as error:
         print(f"opforge: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
