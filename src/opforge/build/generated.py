@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two files that every build generates, so that kernels and record agree.
 
+Another build system gets the header as well, and a source that makes a Python module.
+
 The stable ABI checks only the number of arguments, and only at the call; a wrong type would be read
 as raw bits. Instead, ``OPFORGE_IMPL`` compares each kernel with the generated header at compile
 time.
@@ -11,6 +13,9 @@ first backward otherwise, or forever: on the CPU the reference serves.)
 """
 
 from __future__ import annotations
+
+import copy
+import json
 
 from opforge.build.parts import BASE, Part, Parts
 from opforge.build.targets import Target
@@ -58,6 +63,29 @@ def registration_source(op: Op, target: Target, parts: Parts, part: Part, stem: 
         lines += _routed(op, target, parts)
     else:
         lines += _registered(op, target, part)
+    return "\n".join(lines) + "\n"
+
+
+def module_source(op: Op, target: Target, parts: Parts, namespace: str) -> str:
+    """The text of a source for other build systems: a Python module with the op's kernels."""
+    (part,) = parts.all
+    named = copy.copy(op)
+    named.namespace = namespace
+    functions = dict(zip(("forward", "backward"), (s.name for s in op.kernels), strict=False))
+    functions |= {schema.name: schema.name for schema in op.kernels}
+    pairs = ", ".join(f'{{"{name}", "{schema}"}}' for name, schema in functions.items())
+    schemas = ", ".join(json.dumps(" ".join(schema.text.split())) for schema in op.kernels)
+    lines = [
+        f"// Generated from the record of {op.name}. Do not edit.",
+        "#include <opforge/host/module.h>",  # the first, because it includes Python.h
+        "#include <torch/headeronly/version.h>",
+        *_units(parts, part),
+        f"static const char* const schemas[] = {{{schemas}}};",
+        f'static const opforge::Definition definition("{namespace}", schemas);',
+        *_registered(named, target, part),
+        f"static constexpr opforge::ModuleFunction functions[] = {{{pairs}}};",
+        f'OPFORGE_MODULE("{namespace}", functions)',
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -5,7 +5,8 @@ Most ops have one part, the base. A record may ask for more (see ``Build``): one
 a first call compiles one dtype only, and one per source that is compiled on demand. The base then
 finds functions of other parts through a loader, see ``host/registration.h``.
 
-Only what users run is split. Libraries for checks hold everything.
+Only what opforge builds for users is split. Libraries for checks hold everything, and so do those
+that other build systems make.
 """
 
 from __future__ import annotations

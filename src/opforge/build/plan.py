@@ -25,6 +25,8 @@ from opforge.errors import RecordError, ToolchainError
 from opforge.op import Op, PackageHeaders
 
 ABI = (2, 10)  # the LibTorch stable ABI every library is built for
+# What every source of an op is compiled with.
+STANDARD = ("-std=c++20", f"-DTORCH_TARGET_VERSION=0x{ABI[0]:02x}{ABI[1]:02x}000000000000")
 _INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^">]+)[">]', re.MULTILINE)
 INCLUDE_DIR = Path(__file__).parent.parent / "include"
 REGISTRATION_HEADER = INCLUDE_DIR / "opforge" / "host" / "registration.h"
@@ -127,8 +129,7 @@ def plan(op: Op, target: str, archs: str | None = None, part: str = BASE) -> Pla
     tools = goal.tools(op, archs)
     signature = signature_header(op)
     flags = [
-        "-std=c++20",
-        f"-DTORCH_TARGET_VERSION=0x{ABI[0]:02x}{ABI[1]:02x}000000000000",
+        *STANDARD,
         f"-DOPFORGE_NAMESPACE={goal.namespace(op)}",
         f"-DOPFORGE_DISPATCH_KEY={goal.dispatch_key}",
     ]
@@ -144,7 +145,7 @@ def plan(op: Op, target: str, archs: str | None = None, part: str = BASE) -> Pla
         sections = _ONLY_WHAT_IS_USED[:1]
         libraries += _ONLY_WHAT_IS_USED
     identity = dict(tools.identity)
-    own, foreign = _included(op, identity)
+    own, foreign = included(op, identity)
     folders = [*tools.folders, INCLUDE_DIR, op.folder, *own]
     includes = [f"-I{p}" for p in (*folders, ".")]
     for folder in (*foreign, _torch_dir() / "include"):  # whose warnings are not the op's
@@ -193,7 +194,7 @@ def plan(op: Op, target: str, archs: str | None = None, part: str = BASE) -> Pla
     )
 
 
-def _included(op: Op, identity: dict[str, str]) -> tuple[list[Path], list[Path]]:
+def included(op: Op, identity: dict[str, str]) -> tuple[list[Path], list[Path]]:
     """The folders of headers that the record names: its own, and those of packages.
 
     The key has every reachable header of its own. A package may have thousands of headers, so the
@@ -311,17 +312,24 @@ def reached(
     compiler, CUDA or torch.
     """
     found: dict[str, bytes] = {}
-    queue = [*sources, *headers]
-    seen = set(queue)
-    while queue:
-        path = queue.pop()
-        text = path.read_bytes()
+    for path, text in reachable([*sources, *headers], roots).items():
         base = next((r for r in roots if path.is_relative_to(r)), None)
         kind = "source" if path in sources else "header"
         name = f"{kind} {path.relative_to(base) if base else path}"
         while name in found:  # two folders may have a header of one name
             name += " (another)"
         found[name] = text
+    return found
+
+
+def reachable(files: Sequence[Path], roots: tuple[Path, ...]) -> dict[Path, bytes]:
+    """The files, and every header that they reach inside ``roots``, with their content."""
+    found: dict[Path, bytes] = {}
+    queue = [*files]
+    seen = set(queue)
+    while queue:
+        path = queue.pop()
+        text = found[path] = path.read_bytes()
         for included in _INCLUDE.findall(text.decode(errors="replace")):
             for folder in (path.parent, *roots):
                 # os.path, because pathlib would make this the slowest part of a cached load

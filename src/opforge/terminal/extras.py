@@ -16,6 +16,7 @@ EXTRAS = {
     "bench": {"nvidia-ml-py": "pynvml", "numpy": "numpy"},
     "peers": {"liger-kernel": "liger_kernel", "quack-kernels": "quack"},
     "cutlass": {"nvidia-cutlass": "cutlass_library"},
+    "deepspeed": {"deepspeed": "deepspeed"},
 }
 
 
