@@ -14,11 +14,16 @@ from opforge.errors import RecordError
 from opforge.terminal.words import did_you_mean
 
 NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
-# Names also become C++ identifiers. These are the C++ keywords that are likely as names.
-_CPP_KEYWORDS = re.compile(
-    r"(auto|bool|case|catch|char|const|default|delete|do|double|enum|extern|float|goto|inline|int"
-    r"|long|new|operator|private|public|register|short|signed|sizeof|static|struct|switch|template"
-    r"|this|throw|union|unsigned|using|void)\Z"
+# Names also become C++ identifiers.
+_CPP_KEYWORDS = frozenset(
+    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t "
+    "char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr "
+    "constinit continue decltype default delete do double dynamic_cast else enum explicit export "
+    "extern false float for friend goto if inline int long mutable namespace new noexcept not "
+    "not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires "
+    "return short signed sizeof static static_assert static_cast struct switch template this "
+    "thread_local throw true try typedef typeid typename union unsigned using virtual void "
+    "volatile wchar_t while xor xor_eq".split()
 )
 
 # Types that the stable ABI can pass -> the C++ types that kernels receive.
@@ -105,7 +110,7 @@ def check_name(name: str, what: str = "op name") -> str:
             f"{what} {name!r} is not valid: it must be a lower-case identifier "
             "(letters, digits and _, not starting with a digit)"
         )
-    if keyword.iskeyword(name) or _CPP_KEYWORDS.match(name):
+    if keyword.iskeyword(name) or name in _CPP_KEYWORDS:
         raise RecordError(f"{what} {name!r} is not valid: it is a keyword of Python or C++")
     return name
 

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Renders the templates of a kind, and writes them as a folder: all of it, or nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from opforge.errors import NewError
+from opforge.new.request import Request
+from opforge.new.texts import WIDTH, Texts
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_MARK = re.compile(r"^\s*(?:#|//) EDIT (\d+): (.*(?:\n\s*(?:#|//) .*)*)", re.MULTILINE)
+_WORD = re.compile(r"(?<![\w.:])[a-z_][a-z0-9_]*\b(?!=(?!=))")
+_CODE = (".py", ".cuh", ".cu", ".cpp")
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place to edit. Its line says ``EDIT 1: the formula``."""
+
+    number: int
+    file: str
+    line: int
+    text: str  # the first sentence of the comment
+
+
+def marks_in(file: str, text: str) -> list[Mark]:
+    """The places to edit that are left in a file."""
+    found = []
+    for match in _MARK.finditer(text):
+        comment = " ".join(re.sub(r"\s*(?:#|//) ", " ", match[2]).split())
+        sentence = re.split(r"(?<=\.)\s", comment)[0].rstrip(".")
+        line = text.count("\n", 0, match.start(1)) + 1
+        found.append(Mark(int(match[1]), file, line, sentence))
+    return found
+
+
+def render(request: Request) -> dict[str, str]:
+    """File name -> text of the folder of an op."""
+    _refuse_reserved(request)
+    op = Texts(request)
+    environment = _environment()
+    files = {}
+    for template in sorted((_TEMPLATES / request.kind.name).glob("*.jinja")):
+        name = template.name.removesuffix(".jinja")
+        text = environment.get_template(f"{request.kind.name}/{template.name}").render(op=op)
+        files[name] = _wrapped(name, text)
+    about = files.pop("about.md")
+    test = environment.get_template("common/test.py.jinja").render(op=op)
+    files[f"test_{request.name}.py"] = test
+    marks = sorted(
+        (m for file, text in files.items() for m in marks_in(file, text)), key=lambda m: m.number
+    )
+    readme = environment.get_template("common/README.md.jinja")
+    files["README.md"] = readme.render(op=op, marks=marks, about=about)
+    return files
+
+
+def write(request: Request, into: Path, force: bool = False) -> list[Path]:
+    """Write the folder of an op, and return its files.
+
+    Raises NewError for a folder that is not empty. With ``force``, files of the same names are
+    replaced, and all others stay.
+    """
+    files = render(request)
+    target = into / request.name
+    _check_target(target, files, force)
+    try:
+        into.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{request.name}.", dir=into))
+    except OSError as error:
+        raise NewError(f"{target} cannot be written: {error.strerror}") from None
+    try:
+        for name, text in files.items():
+            (draft / name).write_text(text, encoding="utf-8")
+        draft.chmod(0o777 & ~_umask())
+        if target.is_dir() and any(target.iterdir()):
+            for name in files:
+                os.replace(draft / name, target / name)
+        else:
+            os.replace(draft, target)  # an empty folder is replaced as well
+    except OSError as error:
+        raise NewError(f"{target} cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return [target / name for name in files]
+
+
+def _check_target(target: Path, files: dict[str, str], force: bool) -> None:
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        raise NewError(f"{target} is there and is no folder; move it, or give another --into")
+    if not target.is_dir() or not any(target.iterdir()):
+        return
+    if not force:
+        raise NewError(
+            f"{target} is not empty; nothing was written. Give another name or --into, or let "
+            f"--force replace {', '.join(files)} in it"
+        )
+    for name in files:
+        if (target / name).is_dir() or (target / name).is_symlink():
+            raise NewError(f"{target / name} is no plain file, and is not replaced; move it")
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _environment() -> jinja2.Environment:
+    # Not {{ and {%: C++ has these.
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        variable_start_string="[[",
+        variable_end_string="]]",
+        block_start_string="<%",
+        block_end_string="%>",
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+
+
+def _refuse_reserved(request: Request) -> None:
+    """Raise NewError for an argument whose name the code of the templates uses otherwise."""
+    used = {"total", request.name, f"test_{request.name}"}
+    for template in (_TEMPLATES / request.kind.name).glob("*.jinja"):
+        if template.name.removesuffix(".jinja").endswith(_CODE):
+            used |= _words_of(template.read_text(encoding="utf-8"))
+    schema = request.schema
+    for what, name in [("argument", a.name) for a in schema.args] + [
+        ("output", r.name) for r in schema.returns
+    ]:
+        if name in used:
+            raise NewError(
+                f"the code of the kind {request.kind.name} uses the name {name!r} itself; give the "
+                f"{what} another, as in {name}_value"
+            )
+    if request.name in used - {request.name}:
+        raise NewError(
+            f"the code of the kind {request.kind.name} uses the name {request.name!r} itself; give "
+            f"the op another, as in {request.name}_op"
+        )
+
+
+def _words_of(text: str) -> set[str]:
+    """The identifiers in those functions and structs of a template that also have an argument's.
+
+    Members of others, comments, strings and the template's own words are left out.
+    """
+    text = re.sub(r'<%.*?%>|""".*?"""|//.*$|#.*$', "", text, flags=re.MULTILINE)
+    text = re.sub(r'"[^"\n]*"|\[\[op\.[nN]ame\]\]', "", text)
+    found: set[str] = set()
+    for block in re.split(r"\n(?=\S)(?![})])", text):
+        words = re.sub(r"\[\[.*?\]\]", "", block)
+        if words != block:
+            found |= set(_WORD.findall(words))
+    return found
+
+
+def _wrapped(file: str, text: str) -> str:
+    """The text with long lines broken: comments, and lists of C++ after the open bracket."""
+    if not file.endswith(_CODE):
+        return text
+    lines: list[str] = []
+    rest = text.split("\n")
+    while rest:
+        line = rest.pop(0)
+        comment = re.match(r"\s*(#|//) ", line)
+        if len(line) <= WIDTH or (file.endswith(".py") and not comment):
+            lines.append(line)
+            continue
+        if comment:
+            cut, head = line.rfind(" ", 0, WIDTH + 1), comment[0]
+            # What follows is the same comment, and takes in what was cut off.
+            if rest and rest[0].startswith(head):
+                rest[0] = head + line[cut + 1 :] + " " + rest[0].removeprefix(head)
+            else:
+                rest.insert(0, head + line[cut + 1 :])
+            lines.append(line[:cut])
+            continue
+        cut = max(line.rfind(mark, 0, WIDTH) + len(mark) - 1 for mark in (", ", " * ", " && "))
+        depth = _open_bracket(line[:cut])
+        lines.append(line[:cut].rstrip())
+        rest.insert(0, " " * (depth + 1) + line[cut:].lstrip())
+        if depth < 0 or len(rest[0]) >= len(line):  # there is no better place
+            lines[-1] = line
+            rest.pop(0)
+    return "\n".join(lines)
+
+
+def _open_bracket(text: str) -> int:
+    """The position of the last bracket that is open at the end of a text, or -1."""
+    places: list[int] = []
+    for i, letter in enumerate(text):
+        if letter in "([{":
+            places.append(i)
+        elif letter in ")]}" and places:
+            places.pop()
+    return places[-1] if places else -1

@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The texts that templates take from a schema: parameters, a formula of all arguments, cases.
+
+The formula is x * x * w * scale for tensors x and w and a number. So every argument counts, the
+gradient of x needs x, and a forgotten factor fails the check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from opforge.new.request import Request
+from opforge.registration.schema import Arg
+
+WIDTH = 100  # columns of a line
+_PYTHON = {"Tensor": "Tensor", "Tensor?": "Tensor | None"}
+_CPP = {"Tensor": "const Tensor& ", "float": "double ", "int": "int64_t ", "bool": "bool "}
+# Values of numbers in cases, in turns.
+_VALUES = {
+    "float": ("0.5", "-1.5", "2.0", "1.0", "0.25"),
+    "int": ("2", "3", "-1", "1", "2"),
+    "bool": ("True", "False", "True", "False", "True"),
+}
+
+
+@dataclass(frozen=True)
+class Number:
+    """An argument that is no tensor, as a member of a C++ struct."""
+
+    name: str
+    cpp_type: str
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of a tensor in Python, for the GPU and for vectors of the CPU."""
+
+    arg: str
+    formula: str
+    cpp_formula: str
+    cpu_formula: str
+    line_formula: str
+    cpp_line_formula: str
+
+    @property
+    def Arg(self) -> str:  # noqa: N802
+        """The tensor's name, as a part of a struct's."""
+        return camel(self.arg)
+
+
+def camel(name: str) -> str:
+    """``my_op`` as ``MyOp``."""
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+class Texts:
+    """The texts for one op; templates know it as ``op``."""
+
+    def __init__(self, request: Request) -> None:
+        self._args = request.schema.args
+        self.name, self.Name = request.name, camel(request.name)
+        self.kind, self.schema = request.kind.name, request.schema.text
+        self.y = request.schema.returns[0].name
+        self.grad = f"grad_{self.y}"
+        self.names = [a.name for a in self._args]
+        self.tensors = [a.name for a in self._args if a.type == "Tensor"]
+        self.optional = [a.name for a in self._args if a.type == "Tensor?"]
+        self.x, *self.others = self.tensors
+        plain = [a for a in self._args if not a.is_tensor]
+        self.numbers = [Number(a.name, _CPP[a.type].strip()) for a in plain]
+        self.number_names = [a.name for a in plain]
+        self.plural = "s" if len(self.tensors) > 1 else ""
+        self._factors = [_factor(a) for a in plain]
+        self.operations = len(self._args)
+
+    # Parameters.
+
+    @property
+    def params(self) -> list[str]:
+        """All parameters in Python."""
+        return [f"{a.name}: {_PYTHON.get(a.type, a.type)}" for a in self._args]
+
+    @property
+    def tensor_params(self) -> list[str]:
+        """The tensors among them."""
+        return [f"{a.name}: {_PYTHON[a.type]}" for a in self._args if a.is_tensor]
+
+    @property
+    def backward_params(self) -> list[str]:
+        """The parameters of the backward in Python."""
+        output = [f"{self.y}: Tensor"] if self.kind == "composed" else []
+        return [f"{self.grad}: Tensor", *output, *self._kept(self.params)]
+
+    @property
+    def cpp_params(self) -> list[str]:
+        """All parameters in C++."""
+        return [f"{_CPP[a.type]}{a.name}" for a in self._args]
+
+    @property
+    def backward_cpp_params(self) -> list[str]:
+        """The parameters of the backward in C++."""
+        return [f"const Tensor& {self.grad}", *self._kept(self.cpp_params)]
+
+    def _kept(self, params: list[str]) -> list[str]:
+        """The parameters that the backward takes, too: for some formulas, numbers alone."""
+        alone = self.kind in ("stencil", "composed")
+        pairs = zip(params, self._args, strict=True)
+        return [p for p, a in pairs if not (alone and a.is_tensor)]
+
+    @property
+    def backward_schema_text(self) -> str:
+        """The schema of the backward as a string of Python, on two lines if one is too short."""
+        kept = self._kept([f"{a.type} {a.name}" for a in self._args])
+        grads = [f"Tensor grad_{t}" for t in self.tensors]
+        if self.kind == "composed":
+            kept, grads = [f"Tensor {self.y}", *kept], grads[:1]
+        returned = grads[0] if len(grads) == 1 else f"({', '.join(grads)})"
+        head = f"{self.name}_backward({', '.join([f'Tensor {self.grad}', *kept])})"
+        whole = f'"{head} -> {returned}"'
+        if len(whole) + 9 <= WIDTH:
+            return whole
+        return f'"{head} "\n        "-> {returned}"'
+
+    # The formula.
+
+    @property
+    def times(self) -> str:
+        """`` * scale`` for the numbers, in Python."""
+        return "".join(f" * {p}" for p, _ in self._factors)
+
+    @property
+    def cpp_times(self) -> str:
+        """The same in C++."""
+        return "".join(f" * A({c})" for _, c in self._factors)
+
+    @property
+    def factor(self) -> str:
+        """The product of the numbers in Python; of none, a quarter."""
+        return self.times.removeprefix(" * ") or "0.25"
+
+    @property
+    def cpp_factor(self) -> str:
+        """The same in C++."""
+        return self.cpp_times.removeprefix(" * ") or "A(0.25)"
+
+    @property
+    def formula(self) -> str:
+        """x * x * w * scale."""
+        return " * ".join([self.x, *self.tensors]) + self.times
+
+    @property
+    def cpp_formula(self) -> str:
+        """The same in C++."""
+        return " * ".join([self.x, *self.tensors]) + self.cpp_times
+
+    @property
+    def cpu_formula(self) -> str:
+        """The same for vectors."""
+        return _for_vectors(self.cpp_formula)
+
+    @property
+    def line_formula(self) -> str:
+        """x * w * scale."""
+        return " * ".join(self.tensors) + self.times
+
+    @property
+    def cpp_line_formula(self) -> str:
+        """The same in C++."""
+        return " * ".join(self.tensors) + self.cpp_times
+
+    @property
+    def passed(self) -> str:
+        """What the gradient of the line formula is for x."""
+        return " * ".join([self.grad, *self.others]) + self.times
+
+    @property
+    def cpp_passed(self) -> str:
+        """The same in C++."""
+        return " * ".join([self.grad, *self.others]) + self.cpp_times
+
+    def start(self, sign: str) -> str:
+        """Statements that multiply (or add up) all tensors, of which some may be None."""
+        if self.started == self.x:
+            return ""
+        lines = [f"total = {f' {sign} '.join(self.tensors)}"]
+        for name in self.optional:
+            lines += [f"if {name} is not None:", f"    total = total {sign} {name}"]
+        return "\n".join(f"    {line}" for line in lines)
+
+    @property
+    def started(self) -> str:
+        """What those statements end with."""
+        return "total" if self.others or self.optional else self.x
+
+    @property
+    def shared(self) -> str:
+        """The tensors whose gradient is that of x, as an argument of Backward."""
+        others = [*self.others, *self.optional]
+        return ", ".join(f'"{t}": "grad_{self.x}"' for t in others)
+
+    # Gradients.
+
+    @property
+    def gradients(self) -> list[Gradient]:
+        """The gradient of each tensor."""
+        found = []
+        for name in self.tensors:
+            others = [t for t in self.others if t != name]
+            same = [f"2 * {name}"] if name == self.x else [self.x, self.x]
+            cpp_same = [f"({name} + {name})"] if name == self.x else same
+            line = [self.grad, *(t for t in self.tensors if t != name)]
+            cpp = " * ".join([self.grad, *cpp_same, *others]) + self.cpp_times
+            found.append(
+                Gradient(
+                    name,
+                    " * ".join([self.grad, *same, *others]) + self.times,
+                    cpp,
+                    _for_vectors(cpp),
+                    " * ".join(line) + self.times,
+                    " * ".join(line) + self.cpp_times,
+                )
+            )
+        return found
+
+    @property
+    def gradient_names(self) -> list[str]:
+        """The names of the gradients."""
+        return [f"grad_{t}" for t in self.tensors]
+
+    @property
+    def gradients_type(self) -> str:
+        """The type of the gradients in Python."""
+        count = len(self.tensors)
+        return "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
+
+    @property
+    def gradients_cpp_type(self) -> str:
+        """The same in C++."""
+        count = len(self.tensors)
+        return "Tensor" if count == 1 else f"std::tuple<{', '.join(['Tensor'] * count)}>"
+
+    @property
+    def cpp_gradients(self) -> str:
+        """The gradients as a function returns them."""
+        names = ", ".join(self.gradient_names)
+        return names if len(self.tensors) == 1 else f"{{{names}}}"
+
+    def cpp_other_gradients(self, size: str) -> str:
+        """The gradients of all but the first tensor, each times ``size``, after a comma."""
+        return "".join(f", {g.cpp_line_formula} * {size}" for g in self.gradients[1:])
+
+    def cpp_returned(self, function: str, prefix: str, first: str, last: bool = False) -> str:
+        """Returns ``function(GradX{scale}, first, grad, x, w)`` for all tensors."""
+        inputs = [*self.tensors, self.grad] if last else [self.grad, *self.tensors]
+        members = ", ".join(self.number_names)
+        calls = [
+            f"{function}({prefix}Grad{g.Arg}{{{members}}}, {first}, {', '.join(inputs)})"
+            for g in self.gradients
+        ]
+        if len(calls) == 1:
+            return f"return {calls[0]};"
+        return "return {" + ",\n          ".join(calls) + "};"
+
+    # Functions.
+
+    def py_def(self, name: str, params: Sequence[str], returns: str) -> str:
+        """The head of a function in Python."""
+        tail = f") -> {returns}:"
+        whole = f"def {name}({', '.join(params)}{tail}"
+        if len(whole) <= WIDTH:
+            return whole
+        inside = f"    {', '.join(params)}"
+        if len(inside) > WIDTH:
+            inside = "\n".join(f"    {p}," for p in params)
+        return f"def {name}(\n{inside}\n{tail}"
+
+    def cpp_def(self, returns: str, name: str, params: Sequence[str]) -> str:
+        """The head of a function in C++."""
+        return f"{returns} {name}({', '.join(params)}) {{"
+
+    def elements(
+        self, names: Sequence[str], type: str = "A", only: Sequence[str] | None = None
+    ) -> str:
+        """Parameters for an element of each of these tensors; names for ``only`` some of them."""
+        return ", ".join(type if only and n not in only else f"{type} {n}" for n in names)
+
+    def row_pointers(self, names: Sequence[str]) -> str:
+        """Parameters for the beginning of a row of each of these tensors."""
+        return ", ".join(f"const T* {n}_row" for n in names)
+
+    # Checks and cases.
+
+    def case(self, make: str, turn: int, last: str = "", some: bool = True) -> str:
+        """The arguments of a call: ``make`` for each tensor, ``last`` for the last one.
+
+        Without ``some``, tensors that may be None are.
+        """
+        values = []
+        for a in self._args:
+            if a.is_tensor:
+                final = last if last and a.name == self.tensors[-1] else make
+                values.append(final if some or a.type == "Tensor" else "None")
+            else:
+                values.append(_VALUES[a.type][turn])
+        return f"({values[0]},)" if len(values) == 1 else ", ".join(values)
+
+    def case_tuple(self, make: str, turn: int, last: str = "") -> str:
+        """The same in parentheses."""
+        text = self.case(make, turn, last)
+        return text if len(self._args) == 1 else f"({text})"
+
+    def validate_dims(self, dims: int, words: str) -> str:
+        """A validate() that asks for dims."""
+        return "\n".join(
+            [
+                f"def validate({self.x}: Tensor) -> None:",
+                f'    """{self.x} has {words}."""',
+                *self._dims(dims),
+            ]
+        )
+
+    def validate_same(self, words: str, dims: int = 0) -> str:
+        """A validate() that asks for tensors of one shape and dtype, and perhaps for dims."""
+        others = [*self.others, *self.optional]
+        pairs = ", ".join(f'("{t}", {t})' for t in others)
+        there = "other is not None and " if self.optional else ""
+        head = self.py_def("validate", self.tensor_params, "None")
+        return "\n".join(
+            [
+                head,
+                f'    """All tensors have {words}."""',
+                *(self._dims(dims) if dims else []),
+                f"    for name, other in ({pairs}{',' if len(others) == 1 else ''}):",
+                f"        if {there}other.shape != {self.x}.shape:",
+                "            raise ValueError(",
+                f'                f"{self.name}: {{name}} must have the shape of {self.x}, '
+                f'{{tuple({self.x}.shape)}}; "',
+                '                f"got {tuple(other.shape)}"',
+                "            )",
+                f"        if {there}other.dtype != {self.x}.dtype:",
+                "            raise TypeError(",
+                f'                f"{self.name}: {self.x} is {{{self.x}.dtype}} but {{name}} is '
+                '{other.dtype}; convert one"',
+                "            )",
+            ]
+        )
+
+    def _dims(self, dims: int) -> list[str]:
+        asked = "a dim" if dims == 1 else f"{dims} dims"
+        test = f"{self.x}.dim() < {dims}" if dims > 1 else f"{self.x}.dim() == 0"
+        return [
+            f"    if {test}:",
+            "        raise ValueError(",
+            f'            f"{self.name}: {self.x} must have at least {asked}, '
+            f'got shape {{tuple({self.x}.shape)}}"',
+            "        )",
+        ]
+
+
+def _factor(arg: Arg) -> tuple[str, str]:
+    """A number as a factor in Python, and in C++ before it is converted."""
+    if arg.type == "bool":
+        return f"(2 if {arg.name} else 1)", f"{arg.name} ? 2 : 1"
+    return arg.name, arg.name
+
+
+def _for_vectors(formula: str) -> str:
+    """A formula of C++ for vectors of the CPU, where A is the type of a lane."""
+    return formula.replace("A(", "A<V>(")
