@@ -16,7 +16,7 @@ from opforge.build.cli import build
 from opforge.check.cli import check
 from opforge.doctor.cli import doctor, list_ops
 from opforge.errors import OpforgeError
-from opforge.new.cli import new
+from opforge.new.cli import new, next_step
 from opforge.profile.cli import profile
 from opforge.report.cli import report
 from opforge.sim.cli import sim
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 for command in (new, check, sim, bench, profile, report, build, doctor):
     app.command()(command)
+app.command("next")(next_step)
 app.command("list")(list_ops)
 app.add_typer(cache_app, name="cache")
 

@@ -41,7 +41,7 @@ def build(
 
     Example: opforge build relu softmax --cuda --arch 9.0
     """
-    from opforge import settings
+    from opforge import history, settings
     from opforge.build import arch as architectures
     from opforge.build import compile, toolchain
     from opforge.build.plan import plan_all
@@ -86,5 +86,7 @@ def build(
     if wheel:
         made = to_wheel(records, libraries, output or Path("dist"))
         say(out, f"wheel: {made}")
+    for op in records if wheel or output else ():
+        history.keep(op, "ship", {"what": str(made if wheel else output)})
     count = f"{len(libraries)} librar{'y' if len(libraries) == 1 else 'ies'}"
     say(out, f"{count} in {time.monotonic() - started:.1f} s")

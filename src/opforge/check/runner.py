@@ -7,12 +7,13 @@ import contextlib
 import os
 import platform
 import time
+from typing import Any
 
 import torch
 from rich.console import Console
 
 import opforge
-from opforge import settings
+from opforge import history, settings
 from opforge.build import compile, load, targets
 from opforge.build.parts import parts_of
 from opforge.build.plan import Plan, plan, plan_recorder, plan_simulator
@@ -22,7 +23,7 @@ from opforge.check import row as rows
 from opforge.check.lanes import Task
 from opforge.check.options import Options
 from opforge.check.place import PLACES, Place
-from opforge.check.results import FAILED, NO_MEMORY, NOT_RUN, OpReport, Report, Result
+from opforge.check.results import FAILED, NO_MEMORY, NOT_RUN, PASSED, OpReport, Report, Result
 from opforge.discover import where
 from opforge.errors import BuildError, KernelUnavailable, OpforgeError, ToolchainError
 from opforge.op import Op
@@ -62,7 +63,23 @@ def check(ops: list[Op], options: Options, quiet: bool = False) -> Report:
         one.blame()
     if report.interrupted:
         raise Interrupted(report)
+    if not options.only:  # some rows are no check of the op
+        for op, one in zip(ops, report.ops, strict=True):
+            history.keep(op, "check", _summary(one, options))
     return report
+
+
+def _summary(one: OpReport, options: Options) -> dict[str, Any]:
+    """What ``opforge next`` says of the check of an op."""
+    failed = one.of(FAILED)
+    return {
+        "count": one.count(),
+        "failed": len(failed),
+        "first": f"{failed[0].row} on {failed[0].place}" if failed else "",
+        "impossible": one.impossible.partition("\n")[0],
+        "places": [p for p in PLACES if any(r.place == p for r in one.of(PASSED) + failed)],
+        "check": "full" if options.full else "quick",
+    }
 
 
 def _check(ops: list[Op], options: Options, report: Report, quiet: bool) -> None:

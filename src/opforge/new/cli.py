@@ -50,3 +50,35 @@ def new(
         ("next", "see what is done, and what comes next"),
     ):
         say(out, f"  {f'opforge {command} {place}':<{len(str(place)) + 16}}{why}")
+
+
+def next_step(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="an op folder, or a built-in name")],
+) -> None:
+    """Show which steps of an op are done, its last results, and the command for the next step.
+
+    Places to edit are those with an EDIT mark. Delete the mark when a place is done.
+
+    Example: opforge next path/to/my_op
+    """
+    from rich.markup import escape
+
+    from opforge.new.steps import next_of, steps
+    from opforge.terminal.output import console, plain_table, say, show_table
+
+    found = steps(path)
+    marks = {
+        "done": "[green]done[/]",
+        "edit": "[yellow]edit[/]",
+        "missing": "[yellow]to do[/]",
+        "stale": "[yellow]stale[/]",
+        "fault": "[red]fault[/]",
+        "none": "[dim]none[/]",
+    }
+    table = plain_table("step", "", text="what")
+    for step in found:
+        table.add_row(step.name, marks[step.state], escape(step.text))
+    out = console()
+    show_table(out, table)
+    following = next(next_of(found), None)
+    say(out, f"\nnext: {following.todo}" if following else "\nEverything is done and up to date.")

@@ -7,40 +7,19 @@ import os
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
 
 from opforge.errors import NewError
+from opforge.new.marks import marks_in
 from opforge.new.request import Request
-from opforge.new.texts import WIDTH, Texts
+from opforge.new.texts import Texts
+from opforge.new.wrap import wrapped
 
 _TEMPLATES = Path(__file__).parent / "templates"
-_MARK = re.compile(r"^\s*(?:#|//) EDIT (\d+): (.*(?:\n\s*(?:#|//) .*)*)", re.MULTILINE)
 _WORD = re.compile(r"(?<![\w.:])[a-z_][a-z0-9_]*\b(?!=(?!=))")
 _CODE = (".py", ".cuh", ".cu", ".cpp")
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A place to edit. Its line says ``EDIT 1: the formula``."""
-
-    number: int
-    file: str
-    line: int
-    text: str  # the first sentence of the comment
-
-
-def marks_in(file: str, text: str) -> list[Mark]:
-    """The places to edit that are left in a file."""
-    found = []
-    for match in _MARK.finditer(text):
-        comment = " ".join(re.sub(r"\s*(?:#|//) ", " ", match[2]).split())
-        sentence = re.split(r"(?<=\.)\s", comment)[0].rstrip(".")
-        line = text.count("\n", 0, match.start(1)) + 1
-        found.append(Mark(int(match[1]), file, line, sentence))
-    return found
 
 
 def render(request: Request) -> dict[str, str]:
@@ -52,7 +31,7 @@ def render(request: Request) -> dict[str, str]:
     for template in sorted((_TEMPLATES / request.kind.name).glob("*.jinja")):
         name = template.name.removesuffix(".jinja")
         text = environment.get_template(f"{request.kind.name}/{template.name}").render(op=op)
-        files[name] = _wrapped(name, text)
+        files[name] = wrapped(name, text) if name.endswith(_CODE) else text
     about = files.pop("about.md")
     test = environment.get_template("common/test.py.jinja").render(op=op)
     files[f"test_{request.name}.py"] = test
@@ -132,25 +111,20 @@ def _environment() -> jinja2.Environment:
 
 
 def _refuse_reserved(request: Request) -> None:
-    """Raise NewError for an argument whose name the code of the templates uses otherwise."""
-    used = {"total", request.name, f"test_{request.name}"}
+    """Raise NewError for a name that the code of the templates uses otherwise."""
+    used = {"total"}
     for template in (_TEMPLATES / request.kind.name).glob("*.jinja"):
         if template.name.removesuffix(".jinja").endswith(_CODE):
             used |= _words_of(template.read_text(encoding="utf-8"))
-    schema = request.schema
-    for what, name in [("argument", a.name) for a in schema.args] + [
-        ("output", r.name) for r in schema.returns
-    ]:
-        if name in used:
+    names = [("op", request.name)]
+    names += [("argument", a.name) for a in request.schema.args]
+    names += [("output", r.name) for r in request.schema.returns]
+    for what, name in names:
+        if name in used or (what != "op" and name == request.name):
             raise NewError(
                 f"the code of the kind {request.kind.name} uses the name {name!r} itself; give the "
                 f"{what} another, as in {name}_value"
             )
-    if request.name in used - {request.name}:
-        raise NewError(
-            f"the code of the kind {request.kind.name} uses the name {request.name!r} itself; give "
-            f"the op another, as in {request.name}_op"
-        )
 
 
 def _words_of(text: str) -> set[str]:
@@ -166,45 +140,3 @@ def _words_of(text: str) -> set[str]:
         if words != block:
             found |= set(_WORD.findall(words))
     return found
-
-
-def _wrapped(file: str, text: str) -> str:
-    """The text with long lines broken: comments, and lists of C++ after the open bracket."""
-    if not file.endswith(_CODE):
-        return text
-    lines: list[str] = []
-    rest = text.split("\n")
-    while rest:
-        line = rest.pop(0)
-        comment = re.match(r"\s*(#|//) ", line)
-        if len(line) <= WIDTH or (file.endswith(".py") and not comment):
-            lines.append(line)
-            continue
-        if comment:
-            cut, head = line.rfind(" ", 0, WIDTH + 1), comment[0]
-            # What follows is the same comment, and takes in what was cut off.
-            if rest and rest[0].startswith(head):
-                rest[0] = head + line[cut + 1 :] + " " + rest[0].removeprefix(head)
-            else:
-                rest.insert(0, head + line[cut + 1 :])
-            lines.append(line[:cut])
-            continue
-        cut = max(line.rfind(mark, 0, WIDTH) + len(mark) - 1 for mark in (", ", " * ", " && "))
-        depth = _open_bracket(line[:cut])
-        lines.append(line[:cut].rstrip())
-        rest.insert(0, " " * (depth + 1) + line[cut:].lstrip())
-        if depth < 0 or len(rest[0]) >= len(line):  # there is no better place
-            lines[-1] = line
-            rest.pop(0)
-    return "\n".join(lines)
-
-
-def _open_bracket(text: str) -> int:
-    """The position of the last bracket that is open at the end of a text, or -1."""
-    places: list[int] = []
-    for i, letter in enumerate(text):
-        if letter in "([{":
-            places.append(i)
-        elif letter in ")]}" and places:
-            places.pop()
-    return places[-1] if places else -1

@@ -41,9 +41,7 @@ KINDS = {
             "stencil", "an element and its four neighbours on a 2D grid", "Tensor x, float rate", 1
         ),
         Kind("matmul", "a plain matrix product", "Tensor a, Tensor b", 2),
-        Kind(
-            "composed", "Python made of other ops", _X_AND_SCALE, optional=True, kernels=False
-        ),
+        Kind("composed", "Python made of other ops", _X_AND_SCALE, optional=True, kernels=False),
         Kind("blank", "a formula without kernels", _X_AND_SCALE, optional=True, kernels=False),
     )
 }

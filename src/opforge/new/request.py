@@ -11,7 +11,7 @@ from opforge import discover
 from opforge.errors import NewError, RecordError
 from opforge.new.kinds import KINDS, Kind
 from opforge.op import Op
-from opforge.registration.schema import NAME, Schema, check_name, parse
+from opforge.registration.schema import NAME, Schema, check_name
 from opforge.terminal.words import did_you_mean
 
 _LONGEST = 50  # characters of a name: lines of code have several

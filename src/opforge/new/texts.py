@@ -44,7 +44,7 @@ class Gradient:
     cpp_line_formula: str
 
     @property
-    def Arg(self) -> str:  # noqa: N802
+    def Arg(self) -> str:
         """The tensor's name, as a part of a struct's."""
         return camel(self.arg)
 
@@ -109,18 +109,20 @@ class Texts:
         return [p for p, a in pairs if not (alone and a.is_tensor)]
 
     @property
+    def schema_text(self) -> str:
+        """The schema as a string of Python, after ``schema=``."""
+        return _string(self.schema, 4, len("schema="))
+
+    @property
     def backward_schema_text(self) -> str:
-        """The schema of the backward as a string of Python, on two lines if one is too short."""
+        """The schema of the backward as a string of Python."""
         kept = self._kept([f"{a.type} {a.name}" for a in self._args])
         grads = [f"Tensor grad_{t}" for t in self.tensors]
         if self.kind == "composed":
             kept, grads = [f"Tensor {self.y}", *kept], grads[:1]
         returned = grads[0] if len(grads) == 1 else f"({', '.join(grads)})"
-        head = f"{self.name}_backward({', '.join([f'Tensor {self.grad}', *kept])})"
-        whole = f'"{head} -> {returned}"'
-        if len(whole) + 9 <= WIDTH:
-            return whole
-        return f'"{head} "\n        "-> {returned}"'
+        taken = ", ".join([f"Tensor {self.grad}", *kept])
+        return _string(f"{self.name}_backward({taken}) -> {returned}", 8)
 
     # The formula.
 
@@ -203,25 +205,24 @@ class Texts:
 
     @property
     def gradients(self) -> list[Gradient]:
-        """The gradient of each tensor."""
-        found = []
-        for name in self.tensors:
-            others = [t for t in self.others if t != name]
-            same = [f"2 * {name}"] if name == self.x else [self.x, self.x]
-            cpp_same = [f"({name} + {name})"] if name == self.x else same
-            line = [self.grad, *(t for t in self.tensors if t != name)]
-            cpp = " * ".join([self.grad, *cpp_same, *others]) + self.cpp_times
-            found.append(
-                Gradient(
-                    name,
-                    " * ".join([self.grad, *same, *others]) + self.times,
-                    cpp,
-                    _for_vectors(cpp),
-                    " * ".join(line) + self.times,
-                    " * ".join(line) + self.cpp_times,
-                )
-            )
-        return found
+        """The gradient of each tensor, multiplied in autograd's order: it overflows no sooner."""
+        python, cpp = [p for p, _ in self._factors], [f"A({c})" for _, c in self._factors]
+        return [self._gradient(i, python[::-1], cpp[::-1]) for i in range(len(self.tensors))]
+
+    def _gradient(self, i: int, python: list[str], cpp: list[str]) -> Gradient:
+        name, after = self.tensors[i], self.tensors[:i:-1]
+        before = f"({' * '.join([self.x, *self.tensors[:i]])})"
+        end, cpp_end = ([before], [before]) if i else ([name, "2"], [name, "A(2)"])
+        line = [*after, *self.tensors[:i]]
+        cpp_formula = " * ".join([self.grad, *cpp, *after, *cpp_end])
+        return Gradient(
+            name,
+            " * ".join([self.grad, *python, *after, *end]),
+            cpp_formula,
+            _for_vectors(cpp_formula),
+            " * ".join([self.grad, *python, *line]),
+            " * ".join([self.grad, *cpp, *line]),
+        )
 
     @property
     def gradient_names(self) -> list[str]:
@@ -289,6 +290,10 @@ class Texts:
         """Parameters for the beginning of a row of each of these tensors."""
         return ", ".join(f"const T* {n}_row" for n in names)
 
+    def fitting(self, text: str, instead: str) -> str:
+        """A text with quotes around it on one line, or a shorter one."""
+        return text if len(text) + 10 <= WIDTH else instead
+
     # Checks and cases.
 
     def case(self, make: str, turn: int, last: str = "", some: bool = True) -> str:
@@ -326,36 +331,27 @@ class Texts:
         pairs = ", ".join(f'("{t}", {t})' for t in others)
         there = "other is not None and " if self.optional else ""
         head = self.py_def("validate", self.tensor_params, "None")
+        x = self.x
+        shape = f'f"{self.name}: {{name}} must have the shape of {x}, {{tuple({x}.shape)}}; "'
+        dtype = f"{self.name}: {x} is {{{x}.dtype}} but {{name}} is {{other.dtype}}; convert one"
         return "\n".join(
             [
                 head,
                 f'    """All tensors have {words}."""',
                 *(self._dims(dims) if dims else []),
                 f"    for name, other in ({pairs}{',' if len(others) == 1 else ''}):",
-                f"        if {there}other.shape != {self.x}.shape:",
-                "            raise ValueError(",
-                f'                f"{self.name}: {{name}} must have the shape of {self.x}, '
-                f'{{tuple({self.x}.shape)}}; "',
-                '                f"got {tuple(other.shape)}"',
-                "            )",
-                f"        if {there}other.dtype != {self.x}.dtype:",
-                "            raise TypeError(",
-                f'                f"{self.name}: {self.x} is {{{self.x}.dtype}} but {{name}} is '
-                '{other.dtype}; convert one"',
-                "            )",
+                f"        if {there}other.shape != {x}.shape:",
+                *_raise(12, "ValueError", shape, 'f"got {tuple(other.shape)}"'),
+                f"        if {there}other.dtype != {x}.dtype:",
+                *_raise(12, "TypeError", f'f"{dtype}"'),
             ]
         )
 
     def _dims(self, dims: int) -> list[str]:
-        asked = "a dim" if dims == 1 else f"{dims} dims"
+        asked = "one dim" if dims == 1 else f"{dims} dims"
         test = f"{self.x}.dim() < {dims}" if dims > 1 else f"{self.x}.dim() == 0"
-        return [
-            f"    if {test}:",
-            "        raise ValueError(",
-            f'            f"{self.name}: {self.x} must have at least {asked}, '
-            f'got shape {{tuple({self.x}.shape)}}"',
-            "        )",
-        ]
+        text = f"{self.name}: {self.x} must have at least {asked}; got shape "
+        return [f"    if {test}:", *_raise(8, "ValueError", f'f"{text}{{tuple({self.x}.shape)}}"')]
 
 
 def _factor(arg: Arg) -> tuple[str, str]:
@@ -363,6 +359,25 @@ def _factor(arg: Arg) -> tuple[str, str]:
     if arg.type == "bool":
         return f"(2 if {arg.name} else 1)", f"{arg.name} ? 2 : 1"
     return arg.name, arg.name
+
+
+def _string(text: str, indent: int, before: int = 0) -> str:
+    """A string of Python, with its end on more lines where one is too short."""
+    lines, room = [""], WIDTH - indent - before - len('"",')
+    for word in text.split(" "):
+        if lines[-1] and len(lines[-1]) + len(word) + 1 > room:
+            lines.append("")
+            room = WIDTH - indent - len('"",')
+        lines[-1] += f"{word} "
+    return ("\n" + " " * indent).join(f'"{line}"' for line in [*lines[:-1], lines[-1][:-1]])
+
+
+def _raise(indent: int, error: str, *parts: str) -> list[str]:
+    """A raise statement, whose message may have several parts. Lines are broken as needed."""
+    head = " " * indent + f"raise {error}("
+    if len(parts) == 1 and len(head) + len(parts[0]) + 1 <= WIDTH:
+        return [f"{head}{parts[0]})"]
+    return [head, *(" " * (indent + 4) + part for part in parts), " " * indent + ")"]
 
 
 def _for_vectors(formula: str) -> str:

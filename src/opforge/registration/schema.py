@@ -15,15 +15,15 @@ from opforge.terminal.words import did_you_mean
 
 NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
 # Names also become C++ identifiers.
-_CPP_KEYWORDS = frozenset(
-    "alignas alignof and and_eq asm auto bitand bitor bool break case catch char char16_t char32_t "
-    "char8_t class co_await co_return co_yield compl concept const const_cast consteval constexpr "
-    "constinit continue decltype default delete do double dynamic_cast else enum explicit export "
-    "extern false float for friend goto if inline int long mutable namespace new noexcept not "
-    "not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires "
-    "return short signed sizeof static static_assert static_cast struct switch template this "
-    "thread_local throw true try typedef typeid typename union unsigned using virtual void "
-    "volatile wchar_t while xor xor_eq".split()
+_CPP_KEYWORDS = re.compile(
+    r"(alignas|alignof|and|and_eq|asm|auto|bitand|bitor|bool|break|case|catch|char|char16_t"
+    r"|char32_t|char8_t|class|co_await|co_return|co_yield|compl|concept|const|const_cast"
+    r"|consteval|constexpr|constinit|continue|decltype|default|delete|do|double|dynamic_cast|else"
+    r"|enum|explicit|export|extern|false|float|for|friend|goto|if|inline|int|long|mutable"
+    r"|namespace|new|noexcept|not|not_eq|nullptr|operator|or|or_eq|private|protected|public"
+    r"|register|reinterpret_cast|requires|return|short|signed|sizeof|static|static_assert"
+    r"|static_cast|struct|switch|template|this|thread_local|throw|true|try|typedef|typeid"
+    r"|typename|union|unsigned|using|virtual|void|volatile|wchar_t|while|xor|xor_eq)\Z"
 )
 
 # Types that the stable ABI can pass -> the C++ types that kernels receive.
@@ -110,7 +110,7 @@ def check_name(name: str, what: str = "op name") -> str:
             f"{what} {name!r} is not valid: it must be a lower-case identifier "
             "(letters, digits and _, not starting with a digit)"
         )
-    if keyword.iskeyword(name) or name in _CPP_KEYWORDS:
+    if keyword.iskeyword(name) or _CPP_KEYWORDS.match(name):
         raise RecordError(f"{what} {name!r} is not valid: it is a keyword of Python or C++")
     return name
 

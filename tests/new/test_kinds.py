@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `opforge new` writes is a real op: it passes the check unedited, and fails when it is wrong.
+
+Compiling takes most of the time. By day, these are the kinds that compile fast.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from new_folders import KINDS, write
+
+from opforge import discover, testing
+from opforge.bench import runner
+from opforge.build import compile
+from opforge.build.plan import plan
+from opforge.build.targets import has_sources
+from opforge.check import results, worker
+from opforge.check import row as rows
+from opforge.check.place import Place
+
+BY_DAY = {
+    ("elementwise", "cpu", False),
+    ("matmul", "cpu", False),
+    ("matmul", "sim", False),
+    ("composed", "cpu", True),
+    ("composed", "sim", False),
+    ("blank", "cpu", False),
+    ("blank", "cpu", True),
+}
+
+
+def by_day(kind: str, place: str, wide: bool) -> object:
+    mark = () if (kind, place, wide) in BY_DAY else pytest.mark.nightly
+    return pytest.param(kind, place, wide, marks=mark, id=f"{kind}-{place}-{'wide' * wide}")
+
+
+def result(folder: Path, row: str, place: str) -> results.Result:
+    """The result of a row in this process."""
+    op = discover.load_folder(folder).op
+    (found,) = rows.find([row])
+    return worker.run(found, rows.Trial(op, Place(place)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "wide"),
+    [
+        by_day(k, p, w)
+        for k in KINDS
+        for p in ("cpu", "sim")
+        for w in (False, True)
+        if (k, p) != ("blank", "sim")
+    ],
+)
+def test_a_new_op_passes_its_cases_and_gradients(
+    kind: str, place: str, wide: bool, tmp_path: Path
+) -> None:
+    folder = write(kind, tmp_path, wide)
+    for row in ("own-cases", "gradients"):
+        found = result(folder, row, place)
+        assert found.outcome == results.PASSED, f"{found.text}\n\n{found.script}"
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["default", "wide"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.nightly
+def test_a_new_op_passes_the_quick_check(kind: str, wide: bool, tmp_path: Path) -> None:
+    report = testing.check(write(kind, tmp_path, wide))
+    assert not report.failed
+    places = {r.place for one in report.ops for r in one.of(results.PASSED)}
+    assert places >= ({"cpu"} if kind == "blank" else {"cpu", "sim"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "right", "wrong", "row"),
+    [
+        ("elementwise", "op.py", "return x * x * scale", "return x * x * x * scale", "own-cases"),
+        ("elementwise", "op.py", "* scale * x * 2", "* scale * x * 3", "gradients"),
+        ("composed", "op.py", "scale=scale", "scale=2 * scale", "own-cases"),
+        ("composed", "op.py", "passed.sum(-1, keepdim=True)", "passed.sum()", "gradients"),
+    ],
+)
+def test_a_formula_that_only_one_place_has_fails(
+    kind: str, file: str, right: str, wrong: str, row: str, tmp_path: Path
+) -> None:
+    folder = write(kind, tmp_path)
+    text = (folder / file).read_text()
+    assert text.count(right) == 1
+    (folder / file).write_text(text.replace(right, wrong))
+    assert result(folder, row, "cpu").outcome == results.FAILED
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_op_can_be_timed(kind: str, tmp_path: Path) -> None:
+    op = discover.load_folder(write(kind, tmp_path, wide=True)).op
+    works = list(runner.Options("cuda", backward=True).workloads(op))
+    assert {w.direction for w in works} == {"forward", "backward"}
+    if kind == "matmul":
+        assert all(len(w.shape) == 3 for w in works)
+
+
+def test_tensors_of_other_shapes_are_broadcast_by_the_public_function(tmp_path: Path) -> None:
+    import torch
+
+    function = discover.load(write("elementwise", tmp_path, wide=True))
+    x, weight = torch.ones(3, 4), torch.full((4,), 2.0, requires_grad=True)
+    y = function(x, weight, torch.ones(3, 1), 1.0, 3, False)
+    assert y.tolist() == [[6.0] * 4] * 3
+    y.sum().backward()
+    assert weight.grad.tolist() == [9.0] * 4
+
+
+# nvcc takes a minute for some. By day it compiles the one with the fewest kernels.
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        k if k == "matmul" else pytest.param(k, marks=pytest.mark.nightly)
+        for k in KINDS
+        if k not in ("composed", "blank")
+    ],
+)
+def test_nvcc_compiles_a_new_op(kind: str, tmp_path: Path) -> None:
+    op = discover.load_folder(write(kind, tmp_path)).op
+    assert has_sources(op, "cuda")
+    (library,) = compile.build([plan(op, "cuda", "9.0")])
+    assert library.path.exists()
