@@ -62,7 +62,8 @@ def test_every_file_is_short_enough_and_its_lines_as_well(
     kind: str, wide: bool, tmp_path: Path
 ) -> None:
     place = write(kind, tmp_path, wide)
-    most = {"op.py": 96 if wide else 90, "kernel.cuh": 90, "cuda.cu": 90, "cpu.cpp": 110, "README.md": 60}
+    most = {"op.py": 96 if wide else 90, "kernel.cuh": 90, "cuda.cu": 90, "cpu.cpp": 110}
+    most["README.md"] = 60
     if kind == "elementwise" and not wide:
         most |= {"cuda.cu": 60, "cpu.cpp": 75}
     for file in place.iterdir():
@@ -117,7 +118,7 @@ SCHEMA = "opforge new {name} --schema"
         (["größe"], "beginning with a letter: gr_e"),
         (["…"], "beginning with a letter"),
         (["x" * 51], "takes up to 50 lower-case letters"),
-        (["../evil"], "'../evil' is a path; NAME is the op's name alone, and --into says in which "),
+        (["../evil"], "'../evil' is a path; NAME is the op's name alone, and --into says in "),
         (["../evil"], "folder it goes: opforge new evil --into .."),
         (["/tmp/evil"], "opforge new evil --into /tmp"),
         ([".."], "cannot be the name of an op"),
