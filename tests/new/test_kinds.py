@@ -111,6 +111,7 @@ def test_a_new_op_can_be_timed(kind: str, tmp_path: Path) -> None:
         assert all(len(w.shape) == 3 for w in works)
 
 
+@pytest.mark.filterwarnings("ignore:opforge.wide_elementwise runs through its PyTorch reference")
 def test_tensors_of_other_shapes_are_broadcast_by_the_public_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from typer.testing import CliRunner
 from opforge import cli, discover
 from opforge.errors import NewError
 from opforge.new import folder, request
+
+PAGE = Path(__file__).parents[2] / "docs" / "new.md"
 
 
 def new(*words: object) -> str:
@@ -245,3 +248,23 @@ def test_a_failure_while_writing_leaves_nothing(
     with pytest.raises(NewError, match="cannot be written: No space left on device"):
         folder.write(wanted, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_shows_what_the_commands_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPFORGE_CACHE_DIR", str(tmp_path / "cache"))
+    blocks = re.findall(r"^\$ opforge (.*)\n((?:.*\n)*?)```", PAGE.read_text(), re.MULTILINE)
+    assert [words.split()[0] for words, _ in blocks] == ["new", "next"]
+    for words, shown in blocks:
+        result = CliRunner().invoke(cli.app, shlex.split(words))
+        printed = "".join(f"{line.rstrip()}\n" for line in result.stdout.splitlines())
+        assert printed == shown
+
+
+def test_the_page_and_the_help_list_every_kind() -> None:
+    listed = re.findall(r"^\| `(\w+)` \|", PAGE.read_text(), re.MULTILINE)
+    assert listed == KINDS
+    said = CliRunner().invoke(cli.app, ["new", "--help"], terminal_width=200).output
+    assert all(kind in said for kind in KINDS)
