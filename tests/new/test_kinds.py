@@ -21,6 +21,8 @@ from opforge.build.targets import has_sources
 from opforge.check import results, worker
 from opforge.check import row as rows
 from opforge.check.place import Place
+from opforge.new import folder, request
+from opforge.op import Make
 
 BY_DAY = {
     ("elementwise", "cpu", False),
@@ -38,9 +40,9 @@ def by_day(kind: str, place: str, wide: bool) -> object:
     return pytest.param(kind, place, wide, marks=mark, id=f"{kind}-{place}-{'wide' * wide}")
 
 
-def result(folder: Path, row: str, place: str) -> results.Result:
+def result(new: Path, row: str, place: str) -> results.Result:
     """The result of a row in this process."""
-    op = discover.load_folder(folder).op
+    op = discover.load_folder(new).op
     (found,) = rows.find([row])
     return worker.run(found, rows.Trial(op, Place(place)))
 
@@ -58,9 +60,9 @@ def result(folder: Path, row: str, place: str) -> results.Result:
 def test_a_new_op_passes_its_cases_and_gradients(
     kind: str, place: str, wide: bool, tmp_path: Path
 ) -> None:
-    folder = write(kind, tmp_path, wide)
+    new = write(kind, tmp_path, wide)
     for row in ("own-cases", "gradients"):
-        found = result(folder, row, place)
+        found = result(new, row, place)
         assert found.outcome == results.PASSED, f"{found.text}\n\n{found.script}"
 
 
@@ -95,11 +97,27 @@ WRONG = [
 def test_a_wrong_formula_fails(
     kind: str, file: str, right: str, wrong: str, row: str, tmp_path: Path
 ) -> None:
-    folder = write(kind, tmp_path)
-    text = (folder / file).read_text()
+    new = write(kind, tmp_path)
+    text = (new / file).read_text()
     assert right in text
-    (folder / file).write_text(text.replace(right, wrong))
-    assert result(folder, row, "cpu").outcome == results.FAILED
+    (new / file).write_text(text.replace(right, wrong))
+    assert result(new, row, "cpu").outcome == results.FAILED
+
+
+@pytest.mark.filterwarnings("ignore:opforge.epsilon_.* runs through its PyTorch reference")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bad_epsilon_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPFORGE_JIT", "0")
+    both = ", Tensor b" if kind == "matmul" else ""
+    schema = f"epsilon_{kind}(Tensor x{both}, float eps) -> Tensor y"
+    folder.write(request.resolve(f"epsilon_{kind}", kind, schema), tmp_path)
+    op = discover.load_folder(tmp_path / f"epsilon_{kind}").op
+    for case in op.iter_cases(Make()):
+        op.validate(*case)
+    with pytest.raises(ValueError, match=r"eps must be positive, got -1\.0"):
+        op(*case[:-1], -1.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -171,6 +171,11 @@ SCHEMA = "opforge new {name} --schema"
             ["softcap", "--schema", "softcap(Tensor x) -> (Tensor y, Tensor z)"],
             "returns one Tensor; add other outputs to the record afterwards",
         ),
+        (["softcap", "--schema", "softcap(Tensor x, int eps) -> Tensor y"], "make it a float"),
+        (
+            ["softcap", "--schema", "softcap(Tensor x, float p, int seed) -> Tensor y"],
+            "p and seed are those of a random mask to opforge, and no kind has one; rename one",
+        ),
         (
             ["mm", "--kind", "matmul", "--schema", "mm(Tensor a) -> Tensor c"],
             "has 1 tensors: the kind matmul takes two Tensor, float, int and bool arguments",

@@ -110,5 +110,15 @@ def _check_arguments(request: Request) -> None:
         raise NewError(f"{schema.text!r} has {count} tensors: {limits}")
     if len(schema.returns) != 1 or schema.returns[0].type != "Tensor":
         raise NewError(f"{schema.text!r}: {limits}; add other outputs to the record afterwards")
+    types = {a.name: a.type for a in schema.args}
+    if types.get("eps", "float") != "float":
+        raise NewError(
+            f"{schema.text!r}: eps is an epsilon to opforge; make it a float, or rename it"
+        )
+    if {"p", "seed"} <= set(types):
+        raise NewError(
+            f"{schema.text!r}: p and seed are those of a random mask to opforge, and no kind has "
+            "one; rename one of them, or begin with a copy of the built-in op dropout"
+        )
     if schema.args[0].type != "Tensor":
         raise NewError(f"{schema.text!r}: the first argument must be a Tensor, as in (Tensor x, …)")

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from opforge.new import lines
+from opforge.new.lines import WIDTH
 from opforge.new.request import Request
 from opforge.registration.schema import Arg
 
-WIDTH = 100  # columns of a line
 _PYTHON = {"Tensor": "Tensor", "Tensor?": "Tensor | None"}
 _CPP = {"Tensor": "const Tensor& ", "float": "double ", "int": "int64_t ", "bool": "bool "}
 # Values of numbers in cases, in turns.
 _VALUES = {
+    "eps": ("0.5", "0.25", "2.0", "1.0", "0.125"),
     "float": ("0.5", "-1.5", "2.0", "1.0", "0.25"),
     "int": ("2", "3", "-1", "1", "2"),
     "bool": ("True", "False", "True", "False", "True"),
@@ -111,7 +113,7 @@ class Texts:
     @property
     def schema_text(self) -> str:
         """The schema as a string of Python, after ``schema=``."""
-        return _string(self.schema, 4, len("schema="))
+        return lines.string(self.schema, 4, len("schema="))
 
     @property
     def backward_schema_text(self) -> str:
@@ -122,7 +124,7 @@ class Texts:
             kept, grads = [f"Tensor {self.y}", *kept], grads[:1]
         returned = grads[0] if len(grads) == 1 else f"({', '.join(grads)})"
         taken = ", ".join([f"Tensor {self.grad}", *kept])
-        return _string(f"{self.name}_backward({taken}) -> {returned}", 8)
+        return lines.string(f"{self.name}_backward({taken}) -> {returned}", 8)
 
     # The formula.
 
@@ -185,10 +187,10 @@ class Texts:
         """Statements that multiply (or add up) all tensors, of which some may be None."""
         if self.started == self.x:
             return ""
-        lines = [f"total = {f' {sign} '.join(self.tensors)}"]
+        code = [f"total = {f' {sign} '.join(self.tensors)}"]
         for name in self.optional:
-            lines += [f"if {name} is not None:", f"    total = total {sign} {name}"]
-        return "\n".join(f"    {line}" for line in lines)
+            code += [f"if {name} is not None:", f"    total = total {sign} {name}"]
+        return "\n".join(f"    {line}" for line in code)
 
     @property
     def started(self) -> str:
@@ -267,14 +269,7 @@ class Texts:
 
     def py_def(self, name: str, params: Sequence[str], returns: str) -> str:
         """The head of a function in Python."""
-        tail = f") -> {returns}:"
-        whole = f"def {name}({', '.join(params)}{tail}"
-        if len(whole) <= WIDTH:
-            return whole
-        inside = f"    {', '.join(params)}"
-        if len(inside) > WIDTH:
-            inside = "\n".join(f"    {p}," for p in params)
-        return f"def {name}(\n{inside}\n{tail}"
+        return lines.function(name, params, returns)
 
     def cpp_def(self, returns: str, name: str, params: Sequence[str]) -> str:
         """The head of a function in C++."""
@@ -307,7 +302,7 @@ class Texts:
                 final = last if last and a.name == self.tensors[-1] else make
                 values.append(final if some or a.type == "Tensor" else "None")
             else:
-                values.append(_VALUES[a.type][turn])
+                values.append(_VALUES["eps" if a.name == "eps" else a.type][turn])
         return f"({values[0]},)" if len(values) == 1 else ", ".join(values)
 
     def case_tuple(self, make: str, turn: int, last: str = "") -> str:
@@ -315,43 +310,56 @@ class Texts:
         text = self.case(make, turn, last)
         return text if len(self._args) == 1 else f"({text})"
 
-    def validate_dims(self, dims: int, words: str) -> str:
-        """A validate() that asks for dims."""
-        return "\n".join(
-            [
-                f"def validate({self.x}: Tensor) -> None:",
-                f'    """{self.x} has {words}."""',
-                *self._dims(dims),
-            ]
-        )
+    @property
+    def eps(self) -> bool:
+        """Whether it has an epsilon, which the check wants to be refused below 0."""
+        return "eps" in self.names
 
-    def validate_same(self, words: str, dims: int = 0) -> str:
-        """A validate() that asks for tensors of one shape and dtype, and perhaps for dims."""
+    def validate(self, words: str, dims: int = 0) -> str:
+        """A validate() for tensors of one shape and dtype that have dims."""
         others = [*self.others, *self.optional]
-        pairs = ", ".join(f'("{t}", {t})' for t in others)
-        there = "other is not None and " if self.optional else ""
-        head = self.py_def("validate", self.tensor_params, "None")
-        x = self.x
-        shape = f'f"{self.name}: {{name}} must have the shape of {x}, {{tuple({x}.shape)}}; "'
-        dtype = f"{self.name}: {x} is {{{x}.dtype}} but {{name}} is {{other.dtype}}; convert one"
-        return "\n".join(
-            [
-                head,
-                f'    """All tensors have {words}."""',
-                *(self._dims(dims) if dims else []),
-                f"    for name, other in ({pairs}{',' if len(others) == 1 else ''}):",
-                f"        if {there}other.shape != {x}.shape:",
-                *_raise(12, "ValueError", shape, 'f"got {tuple(other.shape)}"'),
-                f"        if {there}other.dtype != {x}.dtype:",
-                *_raise(12, "TypeError", f'f"{dtype}"'),
-            ]
-        )
+        params = self.tensor_params if others else self.tensor_params[: bool(dims)]
+        whole = self.py_def("validate", [*params, *["eps: float"] * self.eps], "None")
+        parts = [
+            f'{whole}\n    """{words}"""',
+            self._dims(dims),
+            self._same(others),
+            self.eps_check,
+        ]
+        return "\n".join(part for part in parts if part)
 
-    def _dims(self, dims: int) -> list[str]:
+    @property
+    def eps_check(self) -> str:
+        """Statements that refuse a bad epsilon, if there is one."""
+        text = f'f"{self.name}: eps must be positive, got {{eps}}"'
+        code = ["    if not eps > 0:", *lines.raises(8, "ValueError", text)]
+        return "\n".join(code) if self.eps else ""
+
+    def _dims(self, dims: int) -> str:
+        if not dims:
+            return ""
         asked = "one dim" if dims == 1 else f"{dims} dims"
         test = f"{self.x}.dim() < {dims}" if dims > 1 else f"{self.x}.dim() == 0"
-        text = f"{self.name}: {self.x} must have at least {asked}; got shape "
-        return [f"    if {test}:", *_raise(8, "ValueError", f'f"{text}{{tuple({self.x}.shape)}}"')]
+        shape = f"{{tuple({self.x}.shape)}}"
+        text = f'f"{self.name}: {self.x} must have at least {asked}; got shape {shape}"'
+        return "\n".join([f"    if {test}:", *lines.raises(8, "ValueError", text)])
+
+    def _same(self, others: list[str]) -> str:
+        if not others:
+            return ""
+        x = self.x
+        pairs = ", ".join(f'("{t}", {t})' for t in others)
+        there = "other is not None and " if self.optional else ""
+        shape = f'f"{self.name}: {{name}} must have the shape of {x}, {{tuple({x}.shape)}}; "'
+        dtype = f"{self.name}: {x} is {{{x}.dtype}} but {{name}} is {{other.dtype}}; convert one"
+        code = [
+            f"    for name, other in ({pairs}{',' if len(others) == 1 else ''}):",
+            f"        if {there}other.shape != {x}.shape:",
+            *lines.raises(12, "ValueError", shape, 'f"got {tuple(other.shape)}"'),
+            f"        if {there}other.dtype != {x}.dtype:",
+            *lines.raises(12, "TypeError", f'f"{dtype}"'),
+        ]
+        return "\n".join(code)
 
 
 def _factor(arg: Arg) -> tuple[str, str]:
@@ -359,25 +367,6 @@ def _factor(arg: Arg) -> tuple[str, str]:
     if arg.type == "bool":
         return f"(2 if {arg.name} else 1)", f"{arg.name} ? 2 : 1"
     return arg.name, arg.name
-
-
-def _string(text: str, indent: int, before: int = 0) -> str:
-    """A string of Python, with its end on more lines where one is too short."""
-    lines, room = [""], WIDTH - indent - before - len('"",')
-    for word in text.split(" "):
-        if lines[-1] and len(lines[-1]) + len(word) + 1 > room:
-            lines.append("")
-            room = WIDTH - indent - len('"",')
-        lines[-1] += f"{word} "
-    return ("\n" + " " * indent).join(f'"{line}"' for line in [*lines[:-1], lines[-1][:-1]])
-
-
-def _raise(indent: int, error: str, *parts: str) -> list[str]:
-    """A raise statement, whose message may have several parts. Lines are broken as needed."""
-    head = " " * indent + f"raise {error}("
-    if len(parts) == 1 and len(head) + len(parts[0]) + 1 <= WIDTH:
-        return [f"{head}{parts[0]})"]
-    return [head, *(" " * (indent + 4) + part for part in parts), " " * indent + ")"]
 
 
 def _for_vectors(formula: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from opforge.new.texts import WIDTH
+from opforge.new.lines import WIDTH
 
 
 def wrapped(file: str, text: str) -> str:
