@@ -16,6 +16,7 @@ from opforge.build.cli import build
 from opforge.check.cli import check
 from opforge.doctor.cli import doctor, list_ops
 from opforge.errors import OpforgeError
+from opforge.new.cli import new, next_step
 from opforge.profile.cli import profile
 from opforge.report.cli import report
 from opforge.ship.cli import export
@@ -27,8 +28,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (check, sim, bench, profile, report, build, export, doctor):
+for command in (new, check, sim, bench, profile, report, build, export, doctor):
     app.command()(command)
+app.command("next")(next_step)
 app.command("list")(list_ops)
 app.add_typer(cache_app, name="cache")
 

@@ -12,6 +12,10 @@ class RecordError(OpforgeError):
     """An op folder or its record is malformed."""
 
 
+class NewError(OpforgeError):
+    """``opforge new`` cannot write the folder that was asked for."""
+
+
 class ToolchainError(OpforgeError):
     """A compiler is missing or does not work with this torch."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the last check, benchmark and build of an op gave, kept in the cache directory.
+"""What the last check, benchmark, profile and build of an op gave, kept in the cache directory.
 
 ``opforge next`` and the builders of wheels read it. It is a help, not a proof: where it cannot be
 written or read, there is no history.
@@ -23,7 +23,10 @@ from opforge.op import Op
 
 
 def keep(op: Op, step: str, facts: dict[str, Any]) -> None:
-    """Remember the result of a step ("check", "bench", …) of an op, in place of the last one."""
+    """Remember the result of a step of an op, in place of the last one.
+
+    Steps are "check", "bench", "profile" and "ship".
+    """
     with contextlib.suppress(OSError, CacheError):
         file = _file(op)
         file.parent.mkdir(mode=0o700, exist_ok=True)

@@ -7,16 +7,18 @@ import contextlib
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from rich.console import Console
 
+from opforge import history
 from opforge.bench import clock as clocks
 from opforge.bench import machine, shapes, stats
 from opforge.bench.contenders import check_names
 from opforge.bench.inputs import DeviceMake
 from opforge.bench.measure import Say, Workload, measure
-from opforge.bench.results import Results, Row
+from opforge.bench.results import OURS, Results, Row, best_other
 from opforge.bench.rounds import Task, measure_all
 from opforge.errors import OpforgeError
 from opforge.op import Op
@@ -129,7 +131,24 @@ def run(
                 results.add(new)
                 after_each(new)
                 progress.advance(task)
+    for op in ops:
+        history.keep(op, "bench", _summary(results.of(op.name), device_name(options.device)))
     return results
+
+
+def _summary(results: Results, device: str) -> dict[str, Any]:
+    """What ``opforge next`` says of the benchmark of an op."""
+    ours = [r for r in results.rows if r.implementation == OURS]
+    timed = [r for r in ours if r.us and not r.error]
+    best = {r.workload: best_other(results.workloads()[r.workload].values()) for r in timed}
+    speeds = [(best[r.workload], r) for r in timed]
+    return {
+        "device": device,
+        "workloads": len(ours),
+        "errors": len([r for r in ours if r.error]),
+        "shares": [r.share for r in timed if r.share is not None],
+        "speeds": [other.us / r.us for other, r in speeds if other and other.us and r.us],
+    }
 
 
 def _tasks(op: Op, options: Options) -> list[Task]:

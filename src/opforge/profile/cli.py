@@ -37,8 +37,10 @@ def profile(
     """
     import json
 
+    from opforge import history
     from opforge.profile import report, request, show
     from opforge.profile import timeline as timelines
+    from opforge.profile.advice import advise
     from opforge.terminal.output import console, must_be_writable, say
 
     if timeline is not None and json_file is not None:
@@ -52,5 +54,8 @@ def profile(
         return
     found = report.make(wanted)
     show.on_console(found, out)
+    advice = [text for call in found.calls for text in advise(call)]
+    facts = {"title": found.title, "advice": advice[0] if advice else "nothing to advise"}
+    history.keep(wanted.op, "profile", facts)
     if json_file is not None:
         json_file.write_text(json.dumps(found.as_json(), indent=1) + "\n")

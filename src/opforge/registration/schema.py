@@ -14,11 +14,16 @@ from opforge.errors import RecordError
 from opforge.terminal.words import did_you_mean
 
 NAME = re.compile(r"[a-z_][a-z0-9_]*\Z")
-# Names also become C++ identifiers. These are the C++ keywords that are likely as names.
+# Names also become C++ identifiers.
 _CPP_KEYWORDS = re.compile(
-    r"(auto|bool|case|catch|char|const|default|delete|do|double|enum|extern|float|goto|inline|int"
-    r"|long|new|operator|private|public|register|short|signed|sizeof|static|struct|switch|template"
-    r"|this|throw|union|unsigned|using|void)\Z"
+    r"(alignas|alignof|and|and_eq|asm|auto|bitand|bitor|bool|break|case|catch|char|char16_t"
+    r"|char32_t|char8_t|class|co_await|co_return|co_yield|compl|concept|const|const_cast"
+    r"|consteval|constexpr|constinit|continue|decltype|default|delete|do|double|dynamic_cast|else"
+    r"|enum|explicit|export|extern|false|float|for|friend|goto|if|inline|int|long|mutable"
+    r"|namespace|new|noexcept|not|not_eq|nullptr|operator|or|or_eq|private|protected|public"
+    r"|register|reinterpret_cast|requires|return|short|signed|sizeof|static|static_assert"
+    r"|static_cast|struct|switch|template|this|thread_local|throw|true|try|typedef|typeid"
+    r"|typename|union|unsigned|using|virtual|void|volatile|wchar_t|while|xor|xor_eq)\Z"
 )
 
 # Types that the stable ABI can pass -> the C++ types that kernels receive.

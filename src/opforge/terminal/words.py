@@ -22,6 +22,14 @@ def percent(share: float) -> str:
     return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{share:.1%}"
 
 
+def ago(value: float) -> str:
+    """How long ago something was, in words: ``5 minutes ago``."""
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if (count := int(value // length)) > 0:
+            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+    return "just now"
+
+
 def _scaled(value: float, step: float, units: tuple[str, ...]) -> str:
     for unit in units[:-1]:
         if value < 999.5:

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands ``opforge new`` and ``opforge next``, from an idea to a shipped op."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def new(
+    name: Annotated[str, typer.Argument(help="the op's name, such as my_op")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="elementwise, row, reduction, stencil, matmul, composed (of other ops) "
+            "or blank (no kernels)"
+        ),
+    ] = "elementwise",
+    schema: Annotated[
+        str | None,
+        typer.Option(help="its arguments: 'my_op(Tensor x, float scale) -> Tensor y'"),
+    ] = None,
+    into: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="the folder in which to make the op's own")
+    ] = Path(),
+    force: Annotated[
+        bool, typer.Option("--force", help="replace files of the same names that are there")
+    ] = False,
+) -> None:
+    """Write the folder of a new op that works, to be edited at the marked places.
+
+    It builds, passes the check and can be timed at once.
+
+    Example: opforge new my_op --kind row
+    """
+    from opforge.new import folder, request
+    from opforge.terminal.output import console, say
+
+    wanted = request.resolve(name, kind, schema)
+    files = folder.write(wanted, into, force)
+    place = into / name
+    out = console()
+    say(out, f"{place}/: {', '.join(file.name for file in files)}")
+    say(out, "It works as it is. README.md lists the places to edit, in order. Then:\n")
+    for command, why in (
+        ("check", "prove it, on the CPU and in the simulator or on a GPU"),
+        ("bench", "time it against PyTorch"),
+        ("next", "see what is done, and what comes next"),
+    ):
+        say(out, f"  {f'opforge {command} {place}':<{len(str(place)) + 16}}{why}")
+
+
+def next_step(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="an op folder, or a built-in name")],
+) -> None:
+    """Show which steps of an op are done, its last results, and the command for the next step.
+
+    Places to edit are those with an EDIT mark. Delete the mark when a place is done.
+
+    Example: opforge next path/to/my_op
+    """
+    from rich.markup import escape
+
+    from opforge.new.steps import next_of, steps
+    from opforge.terminal.output import console, plain_table, say, show_table
+
+    found = steps(path)
+    marks = {
+        "done": "[green]done[/]",
+        "edit": "[yellow]edit[/]",
+        "missing": "[yellow]to do[/]",
+        "stale": "[yellow]stale[/]",
+        "fault": "[red]fault[/]",
+        "none": "[dim]none[/]",
+    }
+    table = plain_table("step", "", text="what")
+    for step in found:
+        table.add_row(step.name, marks[step.state], escape(step.text))
+    out = console()
+    show_table(out, table)
+    following = next(next_of(found), None)
+    say(out, f"\nnext: {following.todo}" if following else "\nEverything is done and up to date.")
