@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from opforge import discover, settings
-from opforge.build import load
+from opforge.build import load, targets
 from opforge.errors import KernelUnavailable, OpforgeError, RecordError
 from opforge.op import Op
 from opforge.ship.sources import Sources, kit
@@ -130,7 +130,7 @@ class _Members:
 
     def _obstacle(self) -> str | None:
         """Why it cannot be loaded."""
-        if self.DEVICE not in ("cpu", "cuda"):
+        if targets.for_device(self.DEVICE) is None:
             return f"opforge has kernels for cpu and cuda, and the accelerator is {self.DEVICE}"
         if self.OP.composed is not None:  # of others, which are built when they are called
             return None
