@@ -248,8 +248,9 @@ def test_its_wheel_brings_the_libraries(tmp_path: Path) -> None:
     words = ["build", "--wheel", str(kit), "--cpu", "--out", str(tmp_path / "dist")]
     result = CliRunner().invoke(cli.app, words, terminal_width=200)
     assert result.exit_code == 0, (result.output, result.exception)
-    assert "lacks" not in result.output
-    assert "does not require" not in result.output
+    said = " ".join(result.output.split())  # long lines are broken
+    assert "the wheel lacks" not in said
+    assert "the wheel does not require" not in said
     (wheel,) = (tmp_path / "dist").glob("kit-0.1.0-py3-none-manylinux*.whl")
     site = tmp_path / "site"
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", site]
