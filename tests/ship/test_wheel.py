@@ -157,6 +157,7 @@ def test_what_a_project_should_not_forget(tmp_path: Path, stub: Path) -> None:
     folder = project(tmp_path / "project", "one", requires="torch")
     with (folder / "pyproject.toml").open("a") as file:
         file.write('exclude = ["*.cpp"]\n')
+        file.write('[project.optional-dependencies]\ndev = ["opforge[check]"]\n')  # not enough
     text = run(folder, "--cpu", "--out", stub)
     assert "warning: the wheel does not require opforge" in text
     assert "warning: the wheel lacks cpu.cpp of one" in text

@@ -10,7 +10,7 @@ import typer
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="the op's name, such as my_op")],
+    name: Annotated[str, typer.Argument(help="the op's name, such as my_op, or the package's")],
     kind: Annotated[
         str,
         typer.Option(
@@ -23,24 +23,48 @@ def new(
         typer.Option(help="its arguments: 'my_op(Tensor x, float scale) -> Tensor y'"),
     ] = None,
     into: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="the folder in which to make the op's own")
+        Path, typer.Option(metavar="FOLDER", help="the folder in which to make the new one")
     ] = Path(),
+    package: Annotated[
+        bool, typer.Option("--package", help="make a repository: a Python package with an op")
+    ] = False,
+    op: Annotated[
+        str | None,
+        typer.Option(help="the name of the package's first op; default: the schema's, or NAME_op"),
+    ] = None,
+    license: Annotated[
+        str | None,
+        typer.Option(help="of the package: apache-2.0, mit, bsd-3-clause or none (the default)"),
+    ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="replace files of the same names that are there")
     ] = False,
 ) -> None:
     """Write the folder of a new op that works, to be edited at the marked places.
 
-    It builds, passes the check and can be timed at once.
+    It builds, passes the check and can be timed at once. With --package, the folder is in a
+    repository with tests, CI and all that a Python package needs.
 
     Example: opforge new my_op --kind row
     """
-    from opforge.new import folder, request
+    from opforge.errors import NewError
+    from opforge.new import folder, repository, request
+
+    if package:
+        wanted = repository.resolve(name, op, kind, schema, license or "none")
+        files = repository.write(wanted, into, force)
+        _say_package(into / name, into / name / repository.op_place(wanted), files)
+        return
+    if op is not None or license is not None:
+        option = "--op" if op is not None else "--license"
+        raise NewError(f"{option} is for packages: opforge new --package NAME {option} …")
+    _say_op(into / name, folder.write(request.resolve(name, kind, schema), into, force))
+
+
+def _say_op(place: Path, files: list[Path]) -> None:
+    """Say what was written, and what to do with an op."""
     from opforge.terminal.output import console, say
 
-    wanted = request.resolve(name, kind, schema)
-    files = folder.write(wanted, into, force)
-    place = into / name
     out = console()
     say(out, f"{place}/: {', '.join(file.name for file in files)}")
     say(out, "It works as it is. README.md lists the places to edit, in order. Then:\n")
@@ -50,6 +74,26 @@ def new(
         ("next", "see what is done, and what comes next"),
     ):
         say(out, f"  {f'opforge {command} {place}':<{len(str(place)) + 16}}{why}")
+
+
+def _say_package(place: Path, op: Path, files: list[Path]) -> None:
+    """Say what was written, and what to do with a package."""
+    from opforge.terminal.output import console, say
+
+    out = console()
+    around = [str(file.relative_to(place)) for file in files if file.parent != op]
+    say(out, f"{place}/: {', '.join(around)}")
+    say(out, f"{op}/: {', '.join(file.name for file in files if file.parent == op)}")
+    say(out, f"It works as it is. Then, in {place}:\n")
+    commands = {
+        'pip install -e ".[dev]"': "install it, with what its tests need",
+        "pytest": "run every row of the check, for each op",
+        f"opforge next {op.relative_to(place)}": "see what to edit",
+        f"opforge new NAME --into {op.parent.relative_to(place)}": "add an op",
+        "opforge build --wheel .": "make a wheel with compiled kernels",
+    }
+    for command, why in commands.items():
+        say(out, f"  {command:<{max(map(len, commands)) + 2}}{why}")
 
 
 def next_step(

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import tempfile
-from pathlib import Path
+from pathlib import Path, PurePath
 
 import jinja2
 
@@ -26,43 +26,49 @@ def render(request: Request) -> dict[str, str]:
     """File name -> text of the folder of an op."""
     _refuse_reserved(request)
     op = Texts(request)
-    environment = _environment()
+    templates = environment()
     files = {}
     for template in sorted((_TEMPLATES / request.kind.name).glob("*.jinja")):
         name = template.name.removesuffix(".jinja")
-        text = environment.get_template(f"{request.kind.name}/{template.name}").render(op=op)
+        text = templates.get_template(f"{request.kind.name}/{template.name}").render(op=op)
         files[name] = wrapped(name, text) if name.endswith(_CODE) else text
     about = files.pop("about.md")
-    test = environment.get_template("common/test.py.jinja").render(op=op)
+    test = templates.get_template("common/test.py.jinja").render(op=op)
     files[f"test_{request.name}.py"] = test
     marks = sorted(
         (m for file, text in files.items() for m in marks_in(file, text)), key=lambda m: m.number
     )
-    readme = environment.get_template("common/README.md.jinja")
+    readme = templates.get_template("common/README.md.jinja")
     files["README.md"] = readme.render(op=op, marks=marks, about=about)
     return files
 
 
 def write(request: Request, into: Path, force: bool = False) -> list[Path]:
-    """Write the folder of an op, and return its files.
+    """Write the folder of an op, and return its files. Raises NewError as ``write_files`` does."""
+    return write_files(into / request.name, render(request), force)
+
+
+def write_files(target: Path, files: dict[str, str], force: bool = False) -> list[Path]:
+    """Write texts, by their paths in a folder, and return the files.
 
     Raises NewError for a folder that is not empty. With ``force``, files of the same names are
     replaced, and all others stay.
     """
-    files = render(request)
-    target = into / request.name
     _check_target(target, files, force)
+    into = target.parent
     try:
         into.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{request.name}.", dir=into))
+        draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=into))
     except OSError as error:
         raise NewError(f"{target} cannot be written: {error.strerror}") from None
     try:
         for name, text in files.items():
+            (draft / name).parent.mkdir(parents=True, exist_ok=True)
             (draft / name).write_text(text, encoding="utf-8")
         draft.chmod(0o777 & ~_umask())
         if target.is_dir() and any(target.iterdir()):
             for name in files:
+                (target / name).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(draft / name, target / name)
         else:
             os.replace(draft, target)  # an empty folder is replaced as well
@@ -79,13 +85,19 @@ def _check_target(target: Path, files: dict[str, str], force: bool) -> None:
     if not target.is_dir() or not any(target.iterdir()):
         return
     if not force:
+        there = [name for name in files if os.path.lexists(target / name)]
+        does = f"replace {', '.join(there)} in it" if there else "write beside what is in it"
         raise NewError(
             f"{target} is not empty; nothing was written. Give another name or --into, or let "
-            f"--force replace {', '.join(files)} in it"
+            f"--force {does}"
         )
     for name in files:
-        if (target / name).is_dir() or (target / name).is_symlink():
-            raise NewError(f"{target / name} is no plain file, and is not replaced; move it")
+        file = target / name
+        if file.is_dir() or file.is_symlink():
+            raise NewError(f"{file} is no plain file, and is not replaced; move it")
+        for above in (target / parent for parent in PurePath(name).parents):
+            if above != target and (above.is_symlink() or above.is_file()):
+                raise NewError(f"{above} is no folder of its own; move it")
 
 
 def _umask() -> int:
@@ -94,7 +106,8 @@ def _umask() -> int:
     return mask
 
 
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """What renders the templates."""
     # Not {{ and {%: C++ has these.
     return jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),

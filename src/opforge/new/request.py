@@ -45,19 +45,7 @@ def resolve(name: str, kind: str, schema: str | None) -> Request:
 
 def check_op_name(name: str) -> None:
     """Raise NewError unless an op, its folder and its functions can have this name."""
-    last = PurePath(name).name
-    if last != name and NAME.match(last):
-        raise NewError(
-            f"{name!r} is a path; NAME is the op's name alone, and --into says in which folder "
-            f"it goes: opforge new {last} --into {PurePath(name).parent}"
-        )
-    right = _spelt_right(name)
-    if right != name or len(name) > _LONGEST:
-        instead = f": {right[:_LONGEST]}" if NAME.match(right[:_LONGEST]) else ""
-        raise NewError(
-            f"{name!r} cannot be the name of an op; it takes up to {_LONGEST} lower-case letters, "
-            f"digits and single underscores, beginning with a letter{instead}"
-        )
+    check_spelling(name, "an op", "opforge new")
     try:
         check_name(name)
     except RecordError as error:
@@ -67,6 +55,23 @@ def check_op_name(name: str) -> None:
         raise NewError(
             f"{name!r} is a built-in op, which `opforge check {name}` would mean; choose another "
             f"name, such as my_{name}"
+        )
+
+
+def check_spelling(name: str, what: str, command: str) -> None:
+    """Raise NewError unless a name has lower-case letters, digits and single underscores only."""
+    last = PurePath(name).name
+    if last != name and NAME.match(last):
+        raise NewError(
+            f"{name!r} is a path; NAME is the {what.split()[-1]}'s name alone, and --into says in "
+            f"which folder it goes: {command} {last} --into {PurePath(name).parent}"
+        )
+    right = _spelt_right(name)
+    if right != name or len(name) > _LONGEST:
+        instead = f": {right[:_LONGEST]}" if NAME.match(right[:_LONGEST]) else ""
+        raise NewError(
+            f"{name!r} cannot be the name of {what}; it takes up to {_LONGEST} lower-case letters, "
+            f"digits and single underscores, beginning with a letter{instead}"
         )
 
 

@@ -42,7 +42,8 @@ def shipment_of(folder: Path) -> Shipment:
     warnings = [text for op, place in places.items() if (text := _lacking(wheel, op, place))]
     text = wheel.files.get(f"{wheel.info}/METADATA", b"").decode()
     required = re.findall(r"^Requires-Dist: (.+)$", text, re.MULTILINE)
-    if "opforge" not in {Requirement(one).name for one in required}:
+    needs = [r for r in map(Requirement, required) if not r.marker or "extra" not in str(r.marker)]
+    if "opforge" not in {one.name for one in needs}:
         warnings.append(
             "warning: the wheel does not require opforge; name it in the dependencies of "
             f"{folder / 'pyproject.toml'}"
