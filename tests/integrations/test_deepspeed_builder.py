@@ -198,7 +198,7 @@ def test_the_report_lists_our_ops(tmp_path) -> None:
 def test_the_commands_say_in_a_line_what_is_wrong(tmp_path, monkeypatch, capsys) -> None:
     for arguments, said in (
         (["report", "rellu"], "'rellu' is neither a built-in op"),
-        (["export", "relu", "--out", str(tmp_path.parent)], f"{tmp_path.parent} exists already"),
+        (["export", "relu", "--out", str(tmp_path.parent)], f"{tmp_path.parent} is not empty"),
     ):
         monkeypatch.setattr(sys, "argv", ["deepspeed", *arguments])
         with pytest.raises(SystemExit) as ended:

@@ -147,15 +147,15 @@ def test_what_cannot_be_exported_leaves_nothing_behind(tmp_path, monkeypatch) ->
         copy(source, place)
 
     monkeypatch.setattr(sources.shutil, "copyfile", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(BuildError, match="out cannot be written: No space left"):
         ods.export_sources("relu", out)
     assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path) -> None:
     (tmp_path / "mine").write_text("precious")
-    for place in (tmp_path, tmp_path / "mine"):
-        with pytest.raises(BuildError, match=f"{place} exists already; choose a new folder"):
+    for place, said in ((tmp_path, "is not empty"), (tmp_path / "mine", "is no folder")):
+        with pytest.raises(BuildError, match=f"{place} {said}; choose another place"):
             ods.export_sources("relu", place)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 

@@ -261,8 +261,8 @@ def test_export_load_finds_ops_that_are_registered(tmp_path: Path) -> None:
     [
         (["linear_cross_entropy"], "linear_cross_entropy is composed of other ops in Python"),
         (["FORMULA"], "formula has no C.. or CUDA source, .*add a cpu.cpp or a cuda.cu"),
-        (["relu", "FULL"], "is not empty; choose another folder, .*--force"),
-        (["relu", "FILE"], "is a file; --out takes a folder"),
+        (["relu", "FULL"], "is not empty; choose another place .*--force"),
+        (["relu", "FILE"], "is no folder; choose another place with --out"),
     ],
 )
 def test_nothing_is_written_where_it_cannot_work(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from opforge.op import Op
 from opforge.registration.register import BELOW
 from opforge.registration.schema import Schema
 from opforge.ship.folder import to_folder
-from opforge.ship.target_folder import must_take, put
+from opforge.ship.target_folder import draft_of, must_take
 
 LIBRARY = "libopforge_ops.so"
 HEADER = "opforge_ops.h"
@@ -67,15 +66,12 @@ def check(ops: Sequence[Op], folder: Path, force: bool) -> None:
 
 def to_cpp(ops: Sequence[Op], libraries: Sequence[cache.Library], folder: Path) -> None:
     """Write the folder, all of it or nothing."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
-        staged = Path(scratch)
-        shutil.copytree(_FILES, staged, dirs_exist_ok=True)
-        (staged / "include").mkdir()
-        (staged / "include" / HEADER).write_text(header(ops))
-        to_folder(libraries, staged / "lib")
-        _compile(definitions(ops, libraries), libraries, staged / "lib" / LIBRARY)
-        put(staged, folder)
+    with draft_of(folder) as draft:
+        shutil.copytree(_FILES, draft, dirs_exist_ok=True)
+        (draft / "include").mkdir()
+        (draft / "include" / HEADER).write_text(header(ops))
+        to_folder(libraries, draft / "lib")
+        _compile(definitions(ops, libraries), libraries, draft / "lib" / LIBRARY)
 
 
 def definitions(ops: Sequence[Op], libraries: Sequence[cache.Library]) -> str:

@@ -8,10 +8,8 @@ The module is complete in itself: it defines the schemas, registers the kernels 
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from opforge.build.parts import whole
 from opforge.build.plan import INCLUDE_DIR, STANDARD, included, reachable
 from opforge.errors import BuildError, RecordError
 from opforge.op import Op, PackageHeaders
+from opforge.ship.target_folder import draft_of, must_take
 
 _MODULE_HEADER = INCLUDE_DIR / "opforge" / "host" / "module.h"
 _HIDDEN = "-fvisibility=hidden"
@@ -137,24 +136,19 @@ def kits(op: Op) -> dict[str, Kit]:
     return found
 
 
-def write(kits: Mapping[str, Kit], more: Mapping[str, str], folder: Path) -> None:
-    """Write kits, and files of these names and texts, to a new folder: all of it or nothing."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise BuildError(f"{folder} exists already; choose a new folder or remove it")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        staged.chmod(0o755)
+def write(
+    kits: Mapping[str, Kit], more: Mapping[str, str], folder: Path, force: bool = False
+) -> None:
+    """Write kits, and files of these names and texts, to a folder: all of it or nothing."""
+    must_take(folder, force)
+    with draft_of(folder) as draft:
         for one in kits.values():
             for path in (*one.files, *one.headers):
-                place = staged / one.place(path)
+                place = draft / one.place(path)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, place)
             for name, text in {**one.generated, **more}.items():
-                (staged / name).write_text(text, encoding="utf-8")
-        os.replace(staged, folder)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+                (draft / name).write_text(text, encoding="utf-8")
 
 
 def _check_names(op: Op, files: tuple[Path, ...]) -> None:
