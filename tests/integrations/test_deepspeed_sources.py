@@ -12,9 +12,10 @@ import pytest
 import torch
 from helpers import python, write_op
 from op_cases import OPS
+from typer.testing import CliRunner
 
-from opforge import discover
-from opforge.errors import BuildError, RecordError
+from opforge import cli, discover, history
+from opforge.errors import BuildError, OpforgeError, RecordError
 from opforge.integrations import deepspeed as ods
 from opforge.ship import sources
 
@@ -158,6 +159,18 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path) -> None:
         with pytest.raises(BuildError, match=f"{place} {said}; choose another place"):
             ods.export_sources("relu", place)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_the_command_exports_as_well(tmp_path, cache_dir) -> None:
+    out = tmp_path / "out"
+    for more in [], ["--force"]:
+        command = ["export", "relu", "--deepspeed", "--out", str(out), *more]
+        done = CliRunner().invoke(cli.app, command, catch_exceptions=False)
+        assert f"sources: {out}" in done.output.replace("\n", "")
+        assert (out / "builder.py").is_file()
+        assert history.last(discover.find("relu"), "ship")["what"] == str(out)
+    with pytest.raises(OpforgeError, match="--model and --call go with --kernelbench"):
+        CliRunner().invoke(cli.app, [*command, "--call", "relu(x)"], catch_exceptions=False)
 
 
 # What follows compiles for minutes. By day one small op is compiled.

@@ -18,7 +18,7 @@ from kernels.variants import _resolve_variant_for_system, get_variants_local
 from packaging.version import Version
 from typer.testing import CliRunner
 
-from opforge import cli, discover
+from opforge import cli, discover, history
 from opforge.errors import BuildError, ToolchainError
 from opforge.op import Op
 from opforge.ship import hf
@@ -83,7 +83,9 @@ def test_there_is_a_variant_for_the_cpu_and_one_for_cuda(tmp_path: Path) -> None
 
 
 def test_the_package_chooses_a_variant_by_what_torch_is_built_for(tmp_path: Path) -> None:
-    run("build", "relu", "--hf", "--out", tmp_path / "relu")
+    said = run("build", "relu", "--hf", "--out", tmp_path / "relu")
+    assert "relu was never checked" in said
+    assert history.last(discover.find("relu"), "ship")["what"] == str(tmp_path / "relu")
     variants = get_variants_local(tmp_path / "relu" / "build")
 
     def chosen(backend: CPU | CUDA, torch_version: str = "2.10") -> list[str]:

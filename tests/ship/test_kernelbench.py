@@ -226,8 +226,9 @@ def test_files_are_replaced_by_force_alone(affine: Path, tmp_path: Path) -> None
 
 
 def test_a_format_must_be_named() -> None:
-    with pytest.raises(OpforgeError, match="--kernelbench"):
-        CliRunner().invoke(cli.app, ["export", "relu"], catch_exceptions=False)
+    for formats in [], ["--kernelbench", "--deepspeed"]:
+        with pytest.raises(OpforgeError, match="--kernelbench or --deepspeed, one of them"):
+            CliRunner().invoke(cli.app, ["export", "relu", *formats], catch_exceptions=False)
 
 
 @pytest.mark.nightly
