@@ -216,6 +216,18 @@ def test_ops_that_have_no_kernel_of_their_own(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.py"))
 
 
+def test_two_headers_of_one_name_do_not_fit_into_a_file(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "step.h").write_text("#pragma once\n")
+    record = RECORD.replace("import Op", "import Build, Op")
+    record = record.replace("sized=", 'build=Build(include=["../shared"]), sized=')
+    cpp = '#include "../shared/step.h"\n' + CPU
+    folder = write_op(tmp_path / "kb_affine", op_py=record, cpp=cpp)
+    (folder / "step.h").write_text(STEP)
+    with pytest.raises(OpforgeError, match=r"kb_affine includes .*/step.h, which one folder of"):
+        export(folder, "-o", tmp_path / "a.py")
+
+
 def test_files_are_replaced_by_force_alone(affine: Path, tmp_path: Path) -> None:
     (tmp_path / "a_model.py").write_text("mine")
     with pytest.raises(OpforgeError, match=r"a_model.py exists; .*--force"):

@@ -32,7 +32,7 @@ INCLUDE_DIR = Path(__file__).parent.parent / "include"
 REGISTRATION_HEADER = INCLUDE_DIR / "opforge" / "host" / "registration.h"
 OLDER_SYSTEMS_HEADER = REGISTRATION_HEADER.with_name("older_systems.h")
 # What a library does not use of the latter is left out. (They say so to compiler and linker.)
-_ONLY_WHAT_IS_USED = ("-ffunction-sections", "-Wl,--gc-sections")
+ONLY_WHAT_IS_USED = ("-ffunction-sections", "-Wl,--gc-sections")
 COVERAGE_DIR = Path(__file__).parent.parent / "truth" / "coverage"
 OP_SOURCES, OPFORGE_SOURCES = "/op", "/opforge"  # what their debug information calls the folders
 
@@ -142,8 +142,8 @@ def plan(op: Op, target: str, archs: str | None = None, part: str = BASE) -> Pla
     sections: tuple[str, ...] = ()
     if goal.for_users:
         generated_from.append(OLDER_SYSTEMS_HEADER)
-        sections = _ONLY_WHAT_IS_USED[:1]
-        libraries += _ONLY_WHAT_IS_USED
+        sections = ONLY_WHAT_IS_USED[:1]
+        libraries += ONLY_WHAT_IS_USED
     identity = dict(tools.identity)
     own, foreign = included(op, identity)
     folders = [*tools.folders, INCLUDE_DIR, op.folder, *own]

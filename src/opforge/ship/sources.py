@@ -18,12 +18,13 @@ from opforge.build import arch, cache, targets, toolchain
 from opforge.build.cpu import cpu_flags
 from opforge.build.generated import HEADER_NAME, module_source, signature_header
 from opforge.build.parts import whole
-from opforge.build.plan import INCLUDE_DIR, STANDARD, included, reachable
+from opforge.build.plan import INCLUDE_DIR, REGISTRATION_HEADER, STANDARD, included, reachable
 from opforge.errors import BuildError, RecordError
 from opforge.op import Op, PackageHeaders
 from opforge.ship.target_folder import draft_of, must_take
 
-_MODULE_HEADER = INCLUDE_DIR / "opforge" / "host" / "module.h"
+# What the generated source includes.
+_HEADERS = [REGISTRATION_HEADER, *map(REGISTRATION_HEADER.with_name, ("module.h", "definitions.h"))]
 _HIDDEN = "-fvisibility=hidden"
 # torch.utils.cpp_extension turns these off for nvcc; the builder of opforge does not.
 _BACK_ON = [
@@ -105,7 +106,7 @@ def kit(op: Op, target: str) -> Kit:
     own, foreign = included(op, {})
     roots = {op.folder: "op", INCLUDE_DIR: "include"}
     roots |= {f: f"include_{n}" for n, f in enumerate(own, 1) if f not in roots}
-    content = reachable([*files, _MODULE_HEADER], tuple(roots))
+    content = reachable([*files, *_HEADERS], tuple(roots))
     digest = hashlib.sha256(signature_header(op).encode())
     for path in sorted(content):
         digest.update(f"{path.name}\0{len(content[path])}\0".encode() + content[path])

@@ -15,18 +15,17 @@ from pathlib import Path
 import torch
 
 from opforge.build import arch, targets
-from opforge.build.generated import HEADER_NAME, registration_source, signature_header
+from opforge.build.generated import HEADER_NAME, definitions, registration_source, signature_header
 from opforge.build.parts import whole
 from opforge.build.plan import (
     ABI,
     INCLUDE_DIR,
     OLDER_SYSTEMS_HEADER,
     REGISTRATION_HEADER,
-    reached,
+    reachable,
 )
 from opforge.errors import RecordError
 from opforge.op import Op
-from opforge.ship.cpp import defined
 from opforge.ship.kernelbench import loader
 from opforge.ship.kernelbench.problem import Problem, by_name
 from opforge.ship.kernelbench.values import default_of, literal
@@ -35,7 +34,7 @@ from opforge.ship.kernelbench.values import default_of, literal
 _HEADERS = [
     REGISTRATION_HEADER,
     OLDER_SYSTEMS_HEADER,
-    INCLUDE_DIR / "opforge" / "host" / "definitions.h",
+    REGISTRATION_HEADER.with_name("definitions.h"),
 ]
 
 
@@ -105,7 +104,7 @@ def _kernels(op: Op, dtype: torch.dtype | None) -> str:
         (part,) = parts.all
         source = f"registration_{target}.cpp"
         files[source] = registration_source(renamed, goal, parts, part, target)
-        files[source] += "\n".join(defined([renamed])) + "\n"
+        files[source] += "\n".join(definitions([renamed])) + "\n"
         defines = [f"-DTORCH_TARGET_VERSION=0x{ABI[0]:02x}{ABI[1]:02x}000000000000"]
         defines += ["-DUSE_CUDA"] if goal is targets.CUDA else []
         defines += [f"-DOPFORGE_DTYPE={part.dtype}"] if part.dtype else []
@@ -132,14 +131,15 @@ def _sources(op: Op) -> dict[str, str]:
     assert op.folder is not None
     own = [(op.folder / str(one)).resolve() for one in op.build.include]
     every = tuple(s for t in targets.FOR_USERS for s in targets.find(t).sources(op))
-    found = reached(every, (op.folder, INCLUDE_DIR, *own), _HEADERS)
+    roots = (op.folder, INCLUDE_DIR, *own)
     files: dict[str, str] = {}
-    for told, content in found.items():
-        name = told.partition(" ")[2]
-        if Path(name).is_absolute() or name.endswith(" (another)"):
+    for path, content in reachable([*every, *_HEADERS], roots).items():
+        root = next((r for r in roots if path.is_relative_to(r)), None)
+        name = str(path.relative_to(root)) if root else ""
+        if not root or name in files:
             raise RecordError(
-                f"{op.name} includes {name.removesuffix(' (another)')}, which one folder of "
-                "headers cannot hold; move it into the op's folder under a name of its own"
+                f"{op.name} includes {path}, which one folder of headers cannot hold; move it "
+                "into the op's folder under a name of its own"
             )
         files[name] = content.decode(errors="replace")
     return files
