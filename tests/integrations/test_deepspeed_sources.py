@@ -124,7 +124,7 @@ def test_headers_from_outside_the_folder_come_along(tmp_path) -> None:
 
 def test_what_cannot_be_exported_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
     out = tmp_path / "out"
-    with pytest.raises(RecordError, match="linear_cross_entropy has no C\\+\\+ or CUDA source of"):
+    with pytest.raises(RecordError, match="linear_cross_entropy is composed of other"):
         ods.export_sources("linear_cross_entropy", out)
     packaged = """
         import torch
@@ -132,7 +132,9 @@ def test_what_cannot_be_exported_leaves_nothing_behind(tmp_path, monkeypatch) ->
         headers = PackageHeaders("torch", "torch/include")
         op = Op("packaged(Tensor x) -> Tensor y", torch.relu, build=Build(include=[headers]))
     """
-    with pytest.raises(BuildError, match="packaged includes headers of an installed package"):
+    with pytest.raises(
+        RecordError, match="packaged includes headers of the installed package torch"
+    ):
         ods.export_sources(write_op(tmp_path / "packaged", op_py=packaged), out)
     twice = write_op(tmp_path / "twice", name="twice")
     (twice / "more").mkdir()

@@ -266,7 +266,7 @@ def test_export_load_finds_ops_that_are_registered(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["linear_cross_entropy"], "linear_cross_entropy is composed of other ops in Python"),
-        (["FORMULA"], "formula has no C.. or CUDA source, .*add a cpu.cpp or a cuda.cu"),
+        (["FORMULA"], "formula has no source for cpu or cuda, .*add a kernel .cpu.cpp"),
         (["relu", "FULL"], "is not empty; choose another place .*--force"),
         (["relu", "FILE"], "is no folder; choose another place with --out"),
     ],

@@ -19,7 +19,7 @@ from packaging.version import Version
 from typer.testing import CliRunner
 
 from opforge import cli, discover, history
-from opforge.errors import BuildError, ToolchainError
+from opforge.errors import BuildError, OpforgeError, ToolchainError
 from opforge.op import Op
 from opforge.ship import hf
 from opforge.ship.hf import export
@@ -199,7 +199,7 @@ def test_without_a_compiler_it_says_so(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def refused(ops: list[Op], folder: Path | None, text: str) -> None:
-    with pytest.raises(BuildError, match=text) as caught:
+    with pytest.raises(OpforgeError, match=text) as caught:
         export(ops, ["cpu"], output=folder)
     assert "\n" not in str(caught.value)
     assert folder is None or folder.is_file() or not folder.exists()

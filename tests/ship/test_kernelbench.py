@@ -200,7 +200,7 @@ def test_ops_that_have_no_kernel_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(OpforgeError, match="linear_cross_entropy is composed of other ops"):
         export("linear_cross_entropy", "-o", tmp_path / "a.py")
     formula = write_op(tmp_path / "kb_formula", name="kb_formula", cpp=None)
-    with pytest.raises(OpforgeError, match=r"kb_formula has no kernel to export; add a cuda.cu"):
+    with pytest.raises(OpforgeError, match="kb_formula has no source for cpu or cuda"):
         export(formula, "-o", tmp_path / "a.py")
     record = (
         RECORD.replace("kb_affine", "kb_foreign")
@@ -211,7 +211,7 @@ def test_ops_that_have_no_kernel_of_their_own(tmp_path: Path) -> None:
     )
     record = record.replace("import *", "import Build, Op, PackageHeaders")
     foreign = write_op(tmp_path / "kb_foreign", op_py=record)
-    with pytest.raises(OpforgeError, match="kb_foreign needs the headers of torch"):
+    with pytest.raises(OpforgeError, match=r"kb_foreign includes headers of .* torch, which"):
         export(foreign, "-o", tmp_path / "a.py")
     assert not list(tmp_path.glob("*.py"))
 

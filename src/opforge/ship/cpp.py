@@ -23,10 +23,10 @@ from opforge.build import cache, toolchain
 from opforge.build.generated import definitions, strings
 from opforge.build.parts import BASE
 from opforge.build.plan import INCLUDE_DIR, ONLY_WHAT_IS_USED
-from opforge.build.targets import FOR_USERS, has_sources
-from opforge.errors import BuildError, RecordError
+from opforge.errors import BuildError
 from opforge.op import Op
 from opforge.registration.schema import Schema
+from opforge.ship.exportable import must_have_kernels
 from opforge.ship.folder import to_folder
 from opforge.ship.target_folder import draft_of, must_take
 
@@ -51,16 +51,7 @@ _CPP = {
 def check(ops: Sequence[Op], folder: Path, force: bool) -> None:
     """Raise what would stop ``to_cpp``, before anything is compiled."""
     for op in ops:
-        if op.composed is not None:
-            raise RecordError(
-                f"{op.name} is composed of other ops in Python, so a C++ program cannot have it; "
-                "name the ops that it is made of"
-            )
-        if not any(has_sources(op, target) for target in FOR_USERS):
-            raise RecordError(
-                f"{op.name} has no C++ or CUDA source, and a C++ program cannot run its reference; "
-                f"add a cpu.cpp or a cuda.cu to {op.folder}"
-            )
+        must_have_kernels(op)
     must_take(folder, force)
 
 

@@ -35,6 +35,7 @@ from opforge.build.plan import ABI, Plan, plan_all
 from opforge.build.targets import CPU, CUDA, has_sources
 from opforge.errors import BuildError
 from opforge.op import Op
+from opforge.ship.exportable import must_have_kernels
 from opforge.ship.folder import to_folder
 from opforge.ship.hf_sources import COPY, calls_of_other_ops, layer_names, python_files
 from opforge.ship.target_folder import draft_of, must_take
@@ -142,15 +143,7 @@ def _name_of(folder: Path) -> str:
 def _check_ops(ops: Sequence[Op], targets: Sequence[str]) -> None:
     names = [op.name for op in ops]
     for op in ops:
-        if op.composed is not None:
-            raise BuildError(
-                f"{op.name} is composed of other ops and has no library of its own; leave it out"
-            )
-        if not any(has_sources(op, target) for target in targets):
-            raise BuildError(
-                f"{op.name} has no source for {' or '.join(targets)}, so there is nothing to "
-                "export; add a kernel (cpu.cpp, cuda.cu) to its folder"
-            )
+        must_have_kernels(op, targets)
         if names.count(op.name) > 1:
             raise BuildError(f"two of the ops are called {op.name}; export them one by one")
 

@@ -20,7 +20,8 @@ from opforge.build.generated import HEADER_NAME, module_source, signature_header
 from opforge.build.parts import whole
 from opforge.build.plan import INCLUDE_DIR, REGISTRATION_HEADER, STANDARD, included, reachable
 from opforge.errors import BuildError, RecordError
-from opforge.op import Op, PackageHeaders
+from opforge.op import Op
+from opforge.ship.exportable import must_have_its_headers, must_have_kernels
 from opforge.ship.target_folder import draft_of, must_take
 
 # What the generated source includes.
@@ -127,14 +128,9 @@ def kit(op: Op, target: str) -> Kit:
 
 def kits(op: Op) -> dict[str, Kit]:
     """What an export holds: a kit for each target that the op has sources for."""
-    if any(isinstance(one, PackageHeaders) for one in op.build.include):
-        raise BuildError(
-            f"{op.name} includes headers of an installed package, which an export cannot hold"
-        )
-    found = {t: kit(op, t) for t in targets.FOR_USERS if targets.has_sources(op, t)}
-    if not found:
-        raise RecordError(f"nothing to export: {op.name} has no C++ or CUDA source of its own")
-    return found
+    must_have_kernels(op)
+    must_have_its_headers(op)
+    return {t: kit(op, t) for t in targets.FOR_USERS if targets.has_sources(op, t)}
 
 
 def write(

@@ -26,6 +26,7 @@ from opforge.build.plan import (
 )
 from opforge.errors import RecordError
 from opforge.op import Op
+from opforge.ship.exportable import must_have_its_headers, must_have_kernels
 from opforge.ship.kernelbench import loader
 from opforge.ship.kernelbench.problem import Problem, by_name
 from opforge.ship.kernelbench.values import default_of, literal
@@ -40,21 +41,8 @@ _HEADERS = [
 
 def check(op: Op) -> None:
     """Raise what makes an answer impossible."""
-    if op.composed is not None:
-        raise RecordError(
-            f"{op.name} is composed of other ops in Python and has no kernel to export; "
-            "export one of the ops that it is made of"
-        )
-    if not any(targets.has_sources(op, target) for target in targets.FOR_USERS):
-        raise RecordError(
-            f"{op.name} has no kernel to export; add a cuda.cu or a cpu.cpp to {op.folder}"
-        )
-    for one in op.build.include:
-        if not isinstance(one, str):
-            raise RecordError(
-                f"{op.name} needs the headers of {one.distribution}, which are too many for one "
-                "file; only an op without Build(include=[PackageHeaders(…)]) can be exported"
-            )
+    must_have_kernels(op)
+    must_have_its_headers(op)
 
 
 def answer(op: Op, problem: Problem, call: str | None = None) -> str:
