@@ -154,6 +154,14 @@ def test_without_a_model_both_files_are_written(affine: Path, tmp_path: Path) ->
     assert "        return kb_affine(x, bias, 0.5)\n" in text
     assert "def kb_affine(x, bias, scale=0.5):" in text
     assert not re.search(r"^\s*(import|from) opforge", text, re.MULTILINE)
+    assert "-std=c++20" in text, "whatever torch compiles with by default"
+
+
+def test_kernels_may_use_the_operators_of_half(tmp_path: Path) -> None:
+    cu = "__half twice(__half x) { return x + x; }\nOPFORGE_IMPL(kb_affine, affine)\n"
+    folder = write_op(tmp_path / "kb_affine", op_py=RECORD, cu=cu)
+    export(folder, "-o", tmp_path / "a.py")
+    assert "-U__CUDA_NO_HALF_OPERATORS__" in (tmp_path / "a.py").read_text()
 
 
 def run(file: Path) -> dict[str, Any]:
@@ -268,7 +276,7 @@ def test_nvcc_compiles_an_answer_as_torch_would(tmp_path: Path) -> None:
         (tmp_path / name).write_text(source)
     build = scope["_BUILDS"]["cuda"]
     (source,) = (s for s in build["sources"] if s.endswith(".cu"))
-    flags = [*cpp_extension.COMMON_NVCC_FLAGS, *build["defines"], *build["flags"], "-std=c++20"]
+    flags = [*cpp_extension.COMMON_NVCC_FLAGS, *build["common"], *build["flags"]]
     flags += ["-gencode=arch=compute_90,code=sm_90", f"-I{tmp_path}"]
     flags += [f"-I{folder}" for folder in cpp_extension.include_paths()]
     command = ["nvcc", *flags, "-c", str(tmp_path / source), "-o", str(tmp_path / "object.o")]

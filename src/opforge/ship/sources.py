@@ -28,7 +28,7 @@ from opforge.ship.target_folder import draft_of, must_take
 _HEADERS = [REGISTRATION_HEADER, *map(REGISTRATION_HEADER.with_name, ("module.h", "definitions.h"))]
 _HIDDEN = "-fvisibility=hidden"
 # torch.utils.cpp_extension turns these off for nvcc; the builder of opforge does not.
-_BACK_ON = [
+HALF_ON = [
     f"-U__CUDA_NO_{what}__"
     for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
 ]
@@ -86,7 +86,7 @@ class Kit:
         cxx, nvcc = [*STANDARD, "-O2", "-DNDEBUG", _HIDDEN], []
         if goal is targets.CUDA:
             nvcc = [*STANDARD, "-DUSE_CUDA", "-O3", "-DNDEBUG", f"-Xcompiler={_HIDDEN}"]
-            nvcc += [*_BACK_ON, *asked]
+            nvcc += [*HALF_ON, *asked]
             if needed := self.op.build.archs:  # else the other build system chooses
                 nvcc += arch.nvcc_flags(arch.with_needed(arch.select(), needed))
         else:

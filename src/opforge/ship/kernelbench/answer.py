@@ -18,10 +18,10 @@ from opforge.build import arch, targets
 from opforge.build.generated import HEADER_NAME, definitions, registration_source, signature_header
 from opforge.build.parts import whole
 from opforge.build.plan import (
-    ABI,
     INCLUDE_DIR,
     OLDER_SYSTEMS_HEADER,
     REGISTRATION_HEADER,
+    STANDARD,
     reachable,
 )
 from opforge.errors import RecordError
@@ -30,6 +30,7 @@ from opforge.ship.exportable import must_have_its_headers, must_have_kernels
 from opforge.ship.kernelbench import loader
 from opforge.ship.kernelbench.problem import Problem, by_name
 from opforge.ship.kernelbench.values import default_of, literal
+from opforge.ship.sources import HALF_ON
 
 # What the generated source includes.
 _HEADERS = [
@@ -93,14 +94,13 @@ def _kernels(op: Op, dtype: torch.dtype | None) -> str:
         source = f"registration_{target}.cpp"
         files[source] = registration_source(renamed, goal, parts, part, target)
         files[source] += "\n".join(definitions([renamed])) + "\n"
-        defines = [f"-DTORCH_TARGET_VERSION=0x{ABI[0]:02x}{ABI[1]:02x}000000000000"]
-        defines += ["-DUSE_CUDA"] if goal is targets.CUDA else []
-        defines += [f"-DOPFORGE_DTYPE={part.dtype}"] if part.dtype else []
-        flags = [*op.build.flags.get(goal.kind, ())]
+        common = [*STANDARD, *(["-DUSE_CUDA"] if goal is targets.CUDA else [])]
+        common += [f"-DOPFORGE_DTYPE={part.dtype}"] if part.dtype else []
+        flags = [*(HALF_ON if goal is targets.CUDA else ()), *op.build.flags.get(goal.kind, ())]
         flags += arch.nvcc_flags(tuple(op.build.archs)) if goal is targets.CUDA else []
         builds[target] = {
             "sources": [*(_place(op, s) for s in part.sources), source],
-            "defines": defines,
+            "common": common,
             "flags": flags,
             "libraries": [*op.build.libraries.get(goal.kind, ())],
         }
