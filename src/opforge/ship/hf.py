@@ -39,6 +39,7 @@ from opforge.ship.exportable import must_have_kernels
 from opforge.ship.folder import to_folder
 from opforge.ship.hf_sources import COPY, calls_of_other_ops, layer_names, python_files
 from opforge.ship.target_folder import draft_of, must_take
+from opforge.terminal.words import camel
 
 LOADER = "0.16.0"  # the first version of `kernels` that knows variants for the stable ABI
 _NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]\Z")
@@ -206,16 +207,14 @@ def _layers_file(ops: Sequence[Op]) -> str:
             f"from .{COPY}.layer import layer as _layer",
         ]
     lines += [*sorted(imports), ""]
-    lines += [f'{_camel(op)} = _layer("{_camel(op)}", _load.function("{op.name}"))' for op in made]
+    lines += [
+        f'{camel(op.name)} = _layer("{camel(op.name)}", _load.function("{op.name}"))' for op in made
+    ]
     return "\n".join([*lines, f"__all__ = {sorted(_all_layers(ops))!r}", ""])
 
 
 def _all_layers(ops: Sequence[Op]) -> list[str]:
-    return [name for op in ops for name in (layer_names(op) or [_camel(op)])]
-
-
-def _camel(op: Op) -> str:
-    return "".join(part.capitalize() for part in op.name.split("_"))
+    return [name for op in ops for name in (layer_names(op) or [camel(op.name)])]
 
 
 def _write_variant(
