@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -31,10 +30,7 @@ def keep(op: Op, step: str, facts: dict[str, Any]) -> None:
         file = _file(op)
         file.parent.mkdir(mode=0o700, exist_ok=True)
         known = _read(file) | {step: {**facts, "digest": discover.digest_of(op), "at": time.time()}}
-        handle, draft = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(handle, "w") as out:
-            json.dump(known, out)
-        os.replace(draft, file)
+        cache.replace_text(file, json.dumps(known))
 
 
 def last(op: Op, step: str) -> dict[str, Any] | None:
