@@ -245,6 +245,12 @@ def test_files_are_replaced_by_force_alone(affine: Path, tmp_path: Path) -> None
     assert "class Model(" in (tmp_path / "a_model.py").read_text()
 
 
+def test_a_model_in_another_encoding_is_refused(affine: Path, tmp_path: Path) -> None:
+    (tmp_path / "problem.py").write_bytes(b"# \xe4\n")
+    with pytest.raises(OpforgeError, match=r"problem.py is not UTF-8: .* 0xe4"):
+        export(affine, "--model", tmp_path / "problem.py", "-o", tmp_path / "a.py")
+
+
 def test_a_format_must_be_named() -> None:
     for formats in [], ["--kernelbench", "--deepspeed"]:
         with pytest.raises(OpforgeError, match="--kernelbench or --deepspeed, one of them"):

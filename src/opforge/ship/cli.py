@@ -91,7 +91,10 @@ def _kernelbench(
         files[beside] = text
         problem, call = Problem(text, str(beside)), call or made
     else:
-        problem = Problem(model.read_text(encoding="utf-8"), str(model))
+        try:
+            problem = Problem(model.read_text(encoding="utf-8"), str(model))
+        except UnicodeDecodeError as error:
+            raise OpforgeError(f"{model} is not UTF-8: {error}") from None
     files[file] = answer(record, problem, call)
     for path in files:
         if path.exists() and not force:
