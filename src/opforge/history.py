@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the last check, benchmark, profile and build of an op gave, kept in the cache directory.
+"""What the last check, benchmark, profile, build and shipment of an op gave.
 
-``opforge next`` and the builders of wheels read it. It is a help, not a proof: where it cannot be
-written or read, there is no history.
+It is kept in the cache directory. ``opforge next`` reads it, and ``ship/checked.py`` for its
+warnings. It is a help, not a proof: where it cannot be written or read, there is no history.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -25,16 +24,13 @@ from opforge.op import Op
 def keep(op: Op, step: str, facts: dict[str, Any]) -> None:
     """Remember the result of a step of an op, in place of the last one.
 
-    Steps are "check", "bench", "profile" and "ship".
+    Steps are "check", "bench", "profile", "build" and "ship".
     """
     with contextlib.suppress(OSError, CacheError):
         file = _file(op)
         file.parent.mkdir(mode=0o700, exist_ok=True)
         known = _read(file) | {step: {**facts, "digest": discover.digest_of(op), "at": time.time()}}
-        handle, draft = tempfile.mkstemp(dir=file.parent)
-        with os.fdopen(handle, "w") as out:
-            json.dump(known, out)
-        os.replace(draft, file)
+        cache.replace_text(file, json.dumps(known))
 
 
 def last(op: Op, step: str) -> dict[str, Any] | None:

@@ -195,14 +195,10 @@ def test_the_report_lists_our_ops(tmp_path) -> None:
     assert "OKAY" not in rows["gpu_only"]
 
 
-def test_the_commands_say_in_a_line_what_is_wrong(tmp_path, monkeypatch, capsys) -> None:
-    for arguments, said in (
-        (["report", "rellu"], "'rellu' is neither a built-in op"),
-        (["export", "relu", "--out", str(tmp_path.parent)], f"{tmp_path.parent} exists already"),
-    ):
-        monkeypatch.setattr(sys, "argv", ["deepspeed", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        out, error = capsys.readouterr()
-        assert (ended.value.code, out) == (2, "")
-        assert error.startswith(f"opforge: {said}")
+def test_the_command_says_in_a_line_what_is_wrong(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["deepspeed", "report", "rellu"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, error = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert error.startswith("opforge: 'rellu' is neither a built-in op")

@@ -12,9 +12,10 @@ import pytest
 import torch
 from helpers import python, write_op
 from op_cases import OPS
+from typer.testing import CliRunner
 
-from opforge import discover
-from opforge.errors import BuildError, RecordError
+from opforge import cli, discover, history
+from opforge.errors import BuildError, OpforgeError, RecordError
 from opforge.integrations import deepspeed as ods
 from opforge.ship import sources
 
@@ -123,7 +124,7 @@ def test_headers_from_outside_the_folder_come_along(tmp_path) -> None:
 
 def test_what_cannot_be_exported_leaves_nothing_behind(tmp_path, monkeypatch) -> None:
     out = tmp_path / "out"
-    with pytest.raises(RecordError, match="linear_cross_entropy has no C\\+\\+ or CUDA source of"):
+    with pytest.raises(RecordError, match="linear_cross_entropy is composed of other"):
         ods.export_sources("linear_cross_entropy", out)
     packaged = """
         import torch
@@ -131,7 +132,9 @@ def test_what_cannot_be_exported_leaves_nothing_behind(tmp_path, monkeypatch) ->
         headers = PackageHeaders("torch", "torch/include")
         op = Op("packaged(Tensor x) -> Tensor y", torch.relu, build=Build(include=[headers]))
     """
-    with pytest.raises(BuildError, match="packaged includes headers of an installed package"):
+    with pytest.raises(
+        RecordError, match="packaged includes headers of the installed package torch"
+    ):
         ods.export_sources(write_op(tmp_path / "packaged", op_py=packaged), out)
     twice = write_op(tmp_path / "twice", name="twice")
     (twice / "more").mkdir()
@@ -147,17 +150,29 @@ def test_what_cannot_be_exported_leaves_nothing_behind(tmp_path, monkeypatch) ->
         copy(source, place)
 
     monkeypatch.setattr(sources.shutil, "copyfile", full_disk)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(BuildError, match="out cannot be written: No space left"):
         ods.export_sources("relu", out)
     assert sorted(p.name for p in tmp_path.iterdir()) == before
 
 
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path) -> None:
     (tmp_path / "mine").write_text("precious")
-    for place in (tmp_path, tmp_path / "mine"):
-        with pytest.raises(BuildError, match=f"{place} exists already; choose a new folder"):
+    for place, said in ((tmp_path, "is not empty"), (tmp_path / "mine", "is no folder")):
+        with pytest.raises(BuildError, match=f"{place} {said}; choose another place"):
             ods.export_sources("relu", place)
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+def test_the_command_exports_as_well(tmp_path, cache_dir) -> None:
+    out = tmp_path / "out"
+    for more in [], ["--force"]:
+        command = ["export", "relu", "--deepspeed", "--out", str(out), *more]
+        done = CliRunner().invoke(cli.app, command, catch_exceptions=False)
+        assert f"sources: {out}" in done.output.replace("\n", "")
+        assert (out / "builder.py").is_file()
+        assert history.last(discover.find("relu"), "ship")["what"] == str(out)
+    with pytest.raises(OpforgeError, match="--model and --call go with --kernelbench"):
+        CliRunner().invoke(cli.app, [*command, "--call", "relu(x)"], catch_exceptions=False)
 
 
 # What follows compiles for minutes. By day one small op is compiled.

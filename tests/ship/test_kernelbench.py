@@ -154,6 +154,14 @@ def test_without_a_model_both_files_are_written(affine: Path, tmp_path: Path) ->
     assert "        return kb_affine(x, bias, 0.5)\n" in text
     assert "def kb_affine(x, bias, scale=0.5):" in text
     assert not re.search(r"^\s*(import|from) opforge", text, re.MULTILINE)
+    assert "-std=c++20" in text, "whatever torch compiles with by default"
+
+
+def test_kernels_may_use_the_operators_of_half(tmp_path: Path) -> None:
+    cu = "__half twice(__half x) { return x + x; }\nOPFORGE_IMPL(kb_affine, affine)\n"
+    folder = write_op(tmp_path / "kb_affine", op_py=RECORD, cu=cu)
+    export(folder, "-o", tmp_path / "a.py")
+    assert "-U__CUDA_NO_HALF_OPERATORS__" in (tmp_path / "a.py").read_text()
 
 
 def run(file: Path) -> dict[str, Any]:
@@ -200,7 +208,7 @@ def test_ops_that_have_no_kernel_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(OpforgeError, match="linear_cross_entropy is composed of other ops"):
         export("linear_cross_entropy", "-o", tmp_path / "a.py")
     formula = write_op(tmp_path / "kb_formula", name="kb_formula", cpp=None)
-    with pytest.raises(OpforgeError, match=r"kb_formula has no kernel to export; add a cuda.cu"):
+    with pytest.raises(OpforgeError, match="kb_formula has no source for cpu or cuda"):
         export(formula, "-o", tmp_path / "a.py")
     record = (
         RECORD.replace("kb_affine", "kb_foreign")
@@ -211,9 +219,21 @@ def test_ops_that_have_no_kernel_of_their_own(tmp_path: Path) -> None:
     )
     record = record.replace("import *", "import Build, Op, PackageHeaders")
     foreign = write_op(tmp_path / "kb_foreign", op_py=record)
-    with pytest.raises(OpforgeError, match="kb_foreign needs the headers of torch"):
+    with pytest.raises(OpforgeError, match=r"kb_foreign includes headers of .* torch, which"):
         export(foreign, "-o", tmp_path / "a.py")
     assert not list(tmp_path.glob("*.py"))
+
+
+def test_two_headers_of_one_name_do_not_fit_into_a_file(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "step.h").write_text("#pragma once\n")
+    record = RECORD.replace("import Op", "import Build, Op")
+    record = record.replace("sized=", 'build=Build(include=["../shared"]), sized=')
+    cpp = '#include "../shared/step.h"\n' + CPU
+    folder = write_op(tmp_path / "kb_affine", op_py=record, cpp=cpp)
+    (folder / "step.h").write_text(STEP)
+    with pytest.raises(OpforgeError, match=r"kb_affine includes .*/step.h, which one folder of"):
+        export(folder, "-o", tmp_path / "a.py")
 
 
 def test_files_are_replaced_by_force_alone(affine: Path, tmp_path: Path) -> None:
@@ -225,9 +245,16 @@ def test_files_are_replaced_by_force_alone(affine: Path, tmp_path: Path) -> None
     assert "class Model(" in (tmp_path / "a_model.py").read_text()
 
 
+def test_a_model_in_another_encoding_is_refused(affine: Path, tmp_path: Path) -> None:
+    (tmp_path / "problem.py").write_bytes(b"# \xe4\n")
+    with pytest.raises(OpforgeError, match=r"problem.py is not UTF-8: .* 0xe4"):
+        export(affine, "--model", tmp_path / "problem.py", "-o", tmp_path / "a.py")
+
+
 def test_a_format_must_be_named() -> None:
-    with pytest.raises(OpforgeError, match="--kernelbench"):
-        CliRunner().invoke(cli.app, ["export", "relu"], catch_exceptions=False)
+    for formats in [], ["--kernelbench", "--deepspeed"]:
+        with pytest.raises(OpforgeError, match="--kernelbench or --deepspeed, one of them"):
+            CliRunner().invoke(cli.app, ["export", "relu", *formats], catch_exceptions=False)
 
 
 @pytest.mark.nightly
@@ -255,7 +282,7 @@ def test_nvcc_compiles_an_answer_as_torch_would(tmp_path: Path) -> None:
         (tmp_path / name).write_text(source)
     build = scope["_BUILDS"]["cuda"]
     (source,) = (s for s in build["sources"] if s.endswith(".cu"))
-    flags = [*cpp_extension.COMMON_NVCC_FLAGS, *build["defines"], *build["flags"], "-std=c++20"]
+    flags = [*cpp_extension.COMMON_NVCC_FLAGS, *build["common"], *build["flags"]]
     flags += ["-gencode=arch=compute_90,code=sm_90", f"-I{tmp_path}"]
     flags += [f"-I{folder}" for folder in cpp_extension.include_paths()]
     command = ["nvcc", *flags, "-c", str(tmp_path / source), "-o", str(tmp_path / "object.o")]

@@ -18,6 +18,7 @@ from opforge.terminal.output import console, plain_table, say, show_table
 
 if TYPE_CHECKING:
     from opforge.build.cache import Library
+    from opforge.op import Op
     from opforge.ship.shipment import Shipment
 
 
@@ -41,6 +42,7 @@ def build(
         Path | None,
         typer.Option(
             "--out",
+            "-o",
             help="also copy the libraries to this folder, to be loaded with OPFORGE_PREBUILT; or "
             "the folder that --wheel, --hf or --cpp write to",
         ),
@@ -48,22 +50,22 @@ def build(
     wheel: Annotated[
         bool,
         typer.Option(
-            "--wheel", help="write a wheel into the folder --out (default: dist), to be published"
+            "--wheel", help="write a wheel into a folder, to be published (default of --out: dist)"
         ),
     ] = False,
     hf: Annotated[
         bool,
-        typer.Option("--hf", help="write a kernel for Hugging Face to --out (or dist/<op>)"),
+        typer.Option("--hf", help="write a kernel for Hugging Face (default of --out: dist/<op>)"),
     ] = False,
     cpp: Annotated[
-        bool, typer.Option("--cpp", help="write a folder for C++ programs to --out (or cpp/)")
+        bool, typer.Option("--cpp", help="write a folder for C++ programs (default of --out: cpp)")
     ] = False,
     force: Annotated[
         bool,
         typer.Option("--force", help="with --hf or --cpp: replace what is in the folder"),
     ] = False,
 ) -> None:
-    """Compile kernels ahead of time, into the cache, a folder, a wheel, or for C++.
+    """Compile kernels ahead of time, into the cache, a folder or a wheel, for Hugging Face or C++.
 
     Without --cpu or --cuda, it compiles all kernels that this machine can compile.
 
@@ -87,9 +89,13 @@ def build(
         architectures.parse(arch)  # a typo is an error even if nothing is compiled for a GPU
     shipment = wheels.prepare(ops, dist) if wheel else None
     records = shipment.ops if shipment else records_of(ops)
+    if (hf or cpp) and not ops:  # composed ones have no kernel of their own
+        records = [op for op in records if op.composed is None]
     targets = [t.name for t, wished in ((CPU, cpu), (CUDA, cuda)) if wished] or _possible(out)
     if hf:
-        say(out, f"kernel: {kernels.export(records, targets, arch, output, force)}")
+        kernel = kernels.export(records, targets, arch, output, force)
+        say(out, f"kernel: {kernel}")
+        _say_shipped(records, kernel, out)
         return
     if cpp:
         programs.check(records, program, force)
@@ -106,10 +112,11 @@ def build(
     if cpp:
         programs.to_cpp(records, libraries, program)
         say(out, f"for C++: {program}")
+        _say_shipped(records, program, out)
     for op in dict.fromkeys(op for op, _ in built):
         history.keep(op, "build", {"targets": [t for other, t in built if other is op]})
-        if copied or cpp:
-            history.keep(op, "ship", {"what": str(copied or program)})
+        if copied:
+            history.keep(op, "ship", {"what": str(copied)})
     if shipment:
         _ship(shipment, libraries, dist, out)
     count = f"{len(libraries)} librar{'y' if len(libraries) == 1 else 'ies'}"
@@ -140,15 +147,13 @@ def _table(libraries: list[Library], places: list[Path]) -> Table:
 
 def _ship(shipment: Shipment, libraries: list[Library], folder: Path, out: Console) -> None:
     """Write a wheel, and say who can install it and what its author may have missed."""
-    from opforge import history
-    from opforge.ship import audit, checked
+    from opforge.ship import audit
 
     shipment.add(libraries)
     made, verdict = shipment.write(folder)
-    for op in shipment.ops:
-        history.keep(op, "ship", {"what": str(made)})
-    for text in shipment.warnings + checked.warnings(shipment.ops):
+    for text in shipment.warnings:
         say(out, text, style="yellow")
+    _say_shipped(shipment.ops, made, out)
     say(out, f"wheel: {made}")
     say(out, f"{verdict.platform}: {audit.readable(verdict.why)}")
     if not verdict.is_portable:
@@ -156,3 +161,10 @@ def _ship(shipment: Shipment, libraries: list[Library], folder: Path, out: Conso
     elif not verdict.is_as_wide_as_torch:
         oldest = f"manylinux_2_{audit.TORCHS_OWN}"
         say(out, f"warning: torch itself installs on older systems ({oldest})", style="yellow")
+
+
+def _say_shipped(ops: list[Op], what: Path, out: Console) -> None:
+    from opforge.ship import checked
+
+    for text in checked.shipped(ops, what):
+        say(out, text, style="yellow")

@@ -15,11 +15,12 @@ first backward otherwise, or forever: on the CPU the reference serves.)
 from __future__ import annotations
 
 import copy
-import json
+from collections.abc import Sequence
 
 from opforge.build.parts import BASE, Part, Parts
 from opforge.build.targets import Target
 from opforge.op import Op
+from opforge.registration.register import BELOW
 from opforge.registration.schema import Schema
 
 HEADER_NAME = "opforge_signatures.h"
@@ -74,19 +75,35 @@ def module_source(op: Op, target: Target, parts: Parts, namespace: str) -> str:
     functions = dict(zip(("forward", "backward"), (s.name for s in op.kernels), strict=False))
     functions |= {schema.name: schema.name for schema in op.kernels}
     pairs = ", ".join(f'{{"{name}", "{schema}"}}' for name, schema in functions.items())
-    schemas = ", ".join(json.dumps(" ".join(schema.text.split())) for schema in op.kernels)
     lines = [
         f"// Generated from the record of {op.name}. Do not edit.",
         "#include <opforge/host/module.h>",  # the first, because it includes Python.h
+        "#include <opforge/host/registration.h>",
         "#include <torch/headeronly/version.h>",
         *_units(parts, part),
-        f"static const char* const schemas[] = {{{schemas}}};",
-        f'static const opforge::Definition definition("{namespace}", schemas);',
+        *definitions([named]),
         *_registered(named, target, part),
         f"static constexpr opforge::ModuleFunction functions[] = {{{pairs}}};",
         f'OPFORGE_MODULE("{namespace}", functions)',
     ]
     return "\n".join(lines) + "\n"
+
+
+def definitions(ops: Sequence[Op]) -> list[str]:
+    """C++ that defines the ops where nobody has yet, when the library is loaded."""
+    lines = ["#include <opforge/host/definitions.h>"]
+    for space in sorted({op.namespace for op in ops}):
+        mine = [schema for op in ops if op.namespace == space for schema in op.kernels]
+        texts = [s.under(n) for s in mine for n in (s.name, f"{s.name}.{BELOW}")]
+        lines += strings(f"{space}_schemas", texts)
+        lines.append(f'static const opforge::Definitions of_{space}("{space}", {space}_schemas);')
+    return lines
+
+
+def strings(name: str, values: Sequence[str]) -> list[str]:
+    """A table of C++."""
+    quoted = [f'    "{" ".join(value.split())}",' for value in values]
+    return [f"static constexpr const char* {name}[] = {{", *quoted, "};"]
 
 
 def _kernel(schema: Schema, dtype: str = "") -> str:

@@ -32,7 +32,7 @@ INCLUDE_DIR = Path(__file__).parent.parent / "include"
 REGISTRATION_HEADER = INCLUDE_DIR / "opforge" / "host" / "registration.h"
 OLDER_SYSTEMS_HEADER = REGISTRATION_HEADER.with_name("older_systems.h")
 # What a library does not use of the latter is left out. (They say so to compiler and linker.)
-_ONLY_WHAT_IS_USED = ("-ffunction-sections", "-Wl,--gc-sections")
+ONLY_WHAT_IS_USED = ("-ffunction-sections", "-Wl,--gc-sections")
 COVERAGE_DIR = Path(__file__).parent.parent / "truth" / "coverage"
 OP_SOURCES, OPFORGE_SOURCES = "/op", "/opforge"  # what their debug information calls the folders
 
@@ -142,8 +142,8 @@ def plan(op: Op, target: str, archs: str | None = None, part: str = BASE) -> Pla
     sections: tuple[str, ...] = ()
     if goal.for_users:
         generated_from.append(OLDER_SYSTEMS_HEADER)
-        sections = _ONLY_WHAT_IS_USED[:1]
-        libraries += _ONLY_WHAT_IS_USED
+        sections = ONLY_WHAT_IS_USED[:1]
+        libraries += ONLY_WHAT_IS_USED
     identity = dict(tools.identity)
     own, foreign = included(op, identity)
     folders = [*tools.folders, INCLUDE_DIR, op.folder, *own]
@@ -303,25 +303,6 @@ def signature_digest(op: Op) -> str:
     return hashlib.sha256(signature_header(op).encode()).hexdigest()
 
 
-def reached(
-    sources: tuple[Path, ...], roots: tuple[Path, ...], headers: Sequence[Path] = ()
-) -> dict[str, bytes]:
-    """Each source and header, and each header these reach inside ``roots``, with its content.
-
-    A name is "source" or "header" and the path below the root. Other headers belong to the
-    compiler, CUDA or torch.
-    """
-    found: dict[str, bytes] = {}
-    for path, text in reachable([*sources, *headers], roots).items():
-        base = next((r for r in roots if path.is_relative_to(r)), None)
-        kind = "source" if path in sources else "header"
-        name = f"{kind} {path.relative_to(base) if base else path}"
-        while name in found:  # two folders may have a header of one name
-            name += " (another)"
-        found[name] = text
-    return found
-
-
 def reachable(files: Sequence[Path], roots: tuple[Path, ...]) -> dict[Path, bytes]:
     """The files, and every header that they reach inside ``roots``, with their content."""
     found: dict[Path, bytes] = {}
@@ -345,9 +326,20 @@ def reachable(files: Sequence[Path], roots: tuple[Path, ...]) -> dict[Path, byte
 def _digests(
     sources: tuple[Path, ...], roots: tuple[Path, ...], headers: Sequence[Path] = ()
 ) -> dict[str, str]:
-    """A digest for each file, by its name. The versions of all others are in the key already."""
-    files = reached(sources, roots, headers)
-    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+    """A digest of each source and header, and of each header these reach inside ``roots``.
+
+    A name is "source" or "header" and the path below the root. Other headers belong to the
+    compiler, CUDA or torch, whose versions are in the key already.
+    """
+    found: dict[str, str] = {}
+    for path, content in reachable([*sources, *headers], roots).items():
+        base = next((r for r in roots if path.is_relative_to(r)), None)
+        kind = "source" if path in sources else "header"
+        name = f"{kind} {path.relative_to(base) if base else path}"
+        while name in found:  # two folders may have a header of one name
+            name += " (another)"
+        found[name] = hashlib.sha256(content).hexdigest()
+    return found
 
 
 @functools.cache

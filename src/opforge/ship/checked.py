@@ -1,16 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warns of ops that leave this machine without a check of what they are now."""
+"""Remembers what was shipped, and warns of ops without a check of what they are now."""
 
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from opforge import discover, history
 from opforge.op import Op
 
 
-def warnings(ops: list[Op]) -> list[str]:
-    """A line for each op that was never checked, has changed since, or failed."""
+def shipped(ops: list[Op], what: Path) -> list[str]:
+    """Remember, for ``opforge next``, what was made of ops.
+
+    Returns a line for each op that was never checked, has changed since, or failed.
+    """
+    for op in ops:
+        history.keep(op, "ship", {"what": str(what)})
     return [text for op in ops if (text := _warning(op))]
 
 

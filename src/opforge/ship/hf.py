@@ -19,12 +19,10 @@ import contextlib
 import copy
 import hashlib
 import json
-import os
 import platform
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -37,8 +35,11 @@ from opforge.build.plan import ABI, Plan, plan_all
 from opforge.build.targets import CPU, CUDA, has_sources
 from opforge.errors import BuildError
 from opforge.op import Op
+from opforge.ship.exportable import must_have_kernels
 from opforge.ship.folder import to_folder
 from opforge.ship.hf_sources import COPY, calls_of_other_ops, layer_names, python_files
+from opforge.ship.target_folder import draft_of, must_take
+from opforge.terminal.words import camel
 
 LOADER = "0.16.0"  # the first version of `kernels` that knows variants for the stable ABI
 _NAME = re.compile(r"[a-z][-a-z0-9]*[a-z0-9]\Z")
@@ -103,7 +104,7 @@ def export(
     kernel = _name_of(folder)
     every = [*_called(ops), *ops]
     _check_ops(every, targets)
-    _check_place(folder, force)
+    must_take(folder, force)
     files = _variant_files(ops, every)
     drafts = [
         _Variant(kernel, backend, label, every, own, arch)
@@ -112,22 +113,14 @@ def export(
     variants = [draft.unique(files) for draft in drafts]
     planned = [(variant, plan) for variant in variants for plan in variant.plans]
     built = compile.build([plan for _, plan in planned])
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as draft:
-            place = Path(draft) / "build"
-            for variant in variants:
-                pairs = zip(planned, built, strict=True)
-                own = [library for (of, _), library in pairs if of is variant]
-                _write_variant(place / variant.folder, variant, own, files)
-            _try_importing([place / variant.folder for variant in variants])
-            (place / "CARD.md").write_text(_card(kernel, ops), encoding="utf-8")
-            folder.mkdir(exist_ok=True)
-            if (folder / "build").exists():
-                os.replace(folder / "build", Path(draft) / "replaced")
-            os.replace(place, folder / "build")
-    except OSError as error:
-        raise BuildError(f"{folder} cannot be written: {error}") from None
+    with draft_of(folder, whole="build") as draft:
+        place = draft / "build"
+        for variant in variants:
+            pairs = zip(planned, built, strict=True)
+            own = [library for (of, _), library in pairs if of is variant]
+            _write_variant(place / variant.folder, variant, own, files)
+        _try_importing([place / variant.folder for variant in variants])
+        (place / "CARD.md").write_text(_card(kernel, ops), encoding="utf-8")
     return folder
 
 
@@ -151,27 +144,9 @@ def _name_of(folder: Path) -> str:
 def _check_ops(ops: Sequence[Op], targets: Sequence[str]) -> None:
     names = [op.name for op in ops]
     for op in ops:
-        if op.composed is not None:
-            raise BuildError(
-                f"{op.name} is composed of other ops and has no library of its own; leave it out"
-            )
-        if not any(has_sources(op, target) for target in targets):
-            raise BuildError(
-                f"{op.name} has no source for {' or '.join(targets)}, so there is nothing to "
-                "export; add a kernel (cpu.cpp, cuda.cu) to its folder"
-            )
+        must_have_kernels(op, targets)
         if names.count(op.name) > 1:
             raise BuildError(f"two of the ops are called {op.name}; export them one by one")
-
-
-def _check_place(folder: Path, force: bool) -> None:
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise BuildError(f"{folder} is no folder; choose another place with --out")
-    if folder.is_dir() and any(folder.iterdir()) and not force:
-        raise BuildError(
-            f"{folder} is not empty; choose another place with --out, or replace the build in it "
-            "with --force"
-        )
 
 
 def _called(ops: Sequence[Op]) -> list[Op]:
@@ -232,16 +207,14 @@ def _layers_file(ops: Sequence[Op]) -> str:
             f"from .{COPY}.layer import layer as _layer",
         ]
     lines += [*sorted(imports), ""]
-    lines += [f'{_camel(op)} = _layer("{_camel(op)}", _load.function("{op.name}"))' for op in made]
+    lines += [
+        f'{camel(op.name)} = _layer("{camel(op.name)}", _load.function("{op.name}"))' for op in made
+    ]
     return "\n".join([*lines, f"__all__ = {sorted(_all_layers(ops))!r}", ""])
 
 
 def _all_layers(ops: Sequence[Op]) -> list[str]:
-    return [name for op in ops for name in (layer_names(op) or [_camel(op)])]
-
-
-def _camel(op: Op) -> str:
-    return "".join(part.capitalize() for part in op.name.split("_"))
+    return [name for op in ops for name in (layer_names(op) or [camel(op.name)])]
 
 
 def _write_variant(

@@ -8,10 +8,8 @@ The module is complete in itself: it defines the schemas, registers the kernels 
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,14 +18,17 @@ from opforge.build import arch, cache, targets, toolchain
 from opforge.build.cpu import cpu_flags
 from opforge.build.generated import HEADER_NAME, module_source, signature_header
 from opforge.build.parts import whole
-from opforge.build.plan import INCLUDE_DIR, STANDARD, included, reachable
+from opforge.build.plan import INCLUDE_DIR, REGISTRATION_HEADER, STANDARD, included, reachable
 from opforge.errors import BuildError, RecordError
-from opforge.op import Op, PackageHeaders
+from opforge.op import Op
+from opforge.ship.exportable import must_have_its_headers, must_have_kernels
+from opforge.ship.target_folder import draft_of, must_take
 
-_MODULE_HEADER = INCLUDE_DIR / "opforge" / "host" / "module.h"
+# What the generated source includes.
+_HEADERS = [REGISTRATION_HEADER, *map(REGISTRATION_HEADER.with_name, ("module.h", "definitions.h"))]
 _HIDDEN = "-fvisibility=hidden"
 # torch.utils.cpp_extension turns these off for nvcc; the builder of opforge does not.
-_BACK_ON = [
+HALF_ON = [
     f"-U__CUDA_NO_{what}__"
     for what in ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
 ]
@@ -85,7 +86,7 @@ class Kit:
         cxx, nvcc = [*STANDARD, "-O2", "-DNDEBUG", _HIDDEN], []
         if goal is targets.CUDA:
             nvcc = [*STANDARD, "-DUSE_CUDA", "-O3", "-DNDEBUG", f"-Xcompiler={_HIDDEN}"]
-            nvcc += [*_BACK_ON, *asked]
+            nvcc += [*HALF_ON, *asked]
             if needed := self.op.build.archs:  # else the other build system chooses
                 nvcc += arch.nvcc_flags(arch.with_needed(arch.select(), needed))
         else:
@@ -106,7 +107,7 @@ def kit(op: Op, target: str) -> Kit:
     own, foreign = included(op, {})
     roots = {op.folder: "op", INCLUDE_DIR: "include"}
     roots |= {f: f"include_{n}" for n, f in enumerate(own, 1) if f not in roots}
-    content = reachable([*files, _MODULE_HEADER], tuple(roots))
+    content = reachable([*files, *_HEADERS], tuple(roots))
     digest = hashlib.sha256(signature_header(op).encode())
     for path in sorted(content):
         digest.update(f"{path.name}\0{len(content[path])}\0".encode() + content[path])
@@ -127,34 +128,24 @@ def kit(op: Op, target: str) -> Kit:
 
 def kits(op: Op) -> dict[str, Kit]:
     """What an export holds: a kit for each target that the op has sources for."""
-    if any(isinstance(one, PackageHeaders) for one in op.build.include):
-        raise BuildError(
-            f"{op.name} includes headers of an installed package, which an export cannot hold"
-        )
-    found = {t: kit(op, t) for t in targets.FOR_USERS if targets.has_sources(op, t)}
-    if not found:
-        raise RecordError(f"nothing to export: {op.name} has no C++ or CUDA source of its own")
-    return found
+    must_have_kernels(op)
+    must_have_its_headers(op)
+    return {t: kit(op, t) for t in targets.FOR_USERS if targets.has_sources(op, t)}
 
 
-def write(kits: Mapping[str, Kit], more: Mapping[str, str], folder: Path) -> None:
-    """Write kits, and files of these names and texts, to a new folder: all of it or nothing."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise BuildError(f"{folder} exists already; choose a new folder or remove it")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        staged.chmod(0o755)
+def write(
+    kits: Mapping[str, Kit], more: Mapping[str, str], folder: Path, force: bool = False
+) -> None:
+    """Write kits, and files of these names and texts, to a folder: all of it or nothing."""
+    must_take(folder, force)
+    with draft_of(folder) as draft:
         for one in kits.values():
             for path in (*one.files, *one.headers):
-                place = staged / one.place(path)
+                place = draft / one.place(path)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, place)
             for name, text in {**one.generated, **more}.items():
-                (staged / name).write_text(text, encoding="utf-8")
-        os.replace(staged, folder)
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+                (draft / name).write_text(text, encoding="utf-8")
 
 
 def _check_names(op: Op, files: tuple[Path, ...]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formats numbers for people, and suggests names for misspelled ones."""
+"""Formats numbers for people, and names; suggests names for misspelled ones."""
 
 from __future__ import annotations
 
@@ -28,6 +28,11 @@ def ago(value: float) -> str:
         if (count := int(value // length)) > 0:
             return f"{count} {unit}{'' if count == 1 else 's'} ago"
     return "just now"
+
+
+def camel(name: str) -> str:
+    """The name of a class: ``RmsNorm`` of ``rms_norm``."""
+    return "".join(part.capitalize() for part in name.split("_"))
 
 
 def _scaled(value: float, step: float, units: tuple[str, ...]) -> str:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m opforge.integrations.deepspeed``: DeepSpeed's report with ops in it, and exports.
+"""``python -m opforge.integrations.deepspeed``: DeepSpeed's report with ops in it.
 
 ``ds_report`` reads the list of ops in a process of its own, and imports nothing but deepspeed. So
 the report is made here, by the same function, after the ops were registered.
@@ -8,8 +8,6 @@ the report is made here, by the same function, after the ops were registered.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -17,6 +15,11 @@ from opforge.errors import OpforgeError
 from opforge.terminal.options import Ops, records_of
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def deepspeed() -> None:
+    """Ops in DeepSpeed."""  # with this function, the command has a name though it is the only one
 
 
 @app.command()
@@ -31,20 +34,6 @@ def report(ops: Ops = None) -> None:
     from deepspeed import env_report
 
     env_report.main()
-
-
-@app.command()
-def export(
-    op: Annotated[str, typer.Argument(metavar="OP", help="a built-in name or an op folder")],
-    output: Annotated[Path, typer.Option("--out", help="a new folder")],
-) -> None:
-    """Write the sources of an op for DeepSpeed to compile.
-
-    Example: python -m opforge.integrations.deepspeed export rms_norm --out rms_norm_sources
-    """
-    from opforge.integrations.deepspeed import export_sources
-
-    print(export_sources(op, output))
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from opforge.build import load, targets
 from opforge.errors import KernelUnavailable, OpforgeError, RecordError
 from opforge.op import Op
 from opforge.ship.sources import Sources, kit
-from opforge.terminal import extras
+from opforge.terminal import extras, words
 
 
 def builder(op: str | Path | Op | Callable[..., Any]) -> Any:
@@ -49,7 +49,7 @@ def builder(op: str | Path | Op | Callable[..., Any]) -> Any:
 
 def class_name(op: Op) -> str:
     """What DeepSpeed would call its builder: RmsNormBuilder."""
-    return "".join(word.capitalize() for word in op.name.split("_")) + "Builder"
+    return f"{words.camel(op.name)}Builder"
 
 
 def _base(device: str) -> type:

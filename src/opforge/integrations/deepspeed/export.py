@@ -69,16 +69,19 @@ class $builder(CUDAOpBuilder if DEVICE == "cuda" else OpBuilder):
 ''')
 
 
-def export_sources(op: str | Path | Op | Callable[..., Any], folder: str | Path) -> Path:
+def export_sources(
+    op: str | Path | Op | Callable[..., Any], folder: str | Path, force: bool = False
+) -> Path:
     """Write what DeepSpeed needs to compile an op by itself: sources, headers and ``builder.py``.
 
     Args:
         op: a built-in name, an op folder, a record or a public function.
-        folder: a new folder.
+        folder: a new or empty folder.
+        force: whether files in a folder that is not empty may be replaced.
     """
     record, place = discover.record_of(op), Path(folder)
     kits = sources.kits(record)
-    sources.write(kits, {"builder.py": _builder(record, kits)}, place)
+    sources.write(kits, {"builder.py": _builder(record, kits)}, place, force)
     return place
 
 

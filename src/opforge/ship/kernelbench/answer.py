@@ -15,47 +15,35 @@ from pathlib import Path
 import torch
 
 from opforge.build import arch, targets
-from opforge.build.generated import HEADER_NAME, registration_source, signature_header
+from opforge.build.generated import HEADER_NAME, definitions, registration_source, signature_header
 from opforge.build.parts import whole
 from opforge.build.plan import (
-    ABI,
     INCLUDE_DIR,
     OLDER_SYSTEMS_HEADER,
     REGISTRATION_HEADER,
-    reached,
+    STANDARD,
+    reachable,
 )
 from opforge.errors import RecordError
 from opforge.op import Op
-from opforge.ship.cpp import defined
+from opforge.ship.exportable import must_have_its_headers, must_have_kernels
 from opforge.ship.kernelbench import loader
 from opforge.ship.kernelbench.problem import Problem, by_name
 from opforge.ship.kernelbench.values import default_of, literal
+from opforge.ship.sources import HALF_ON
 
 # What the generated source includes.
 _HEADERS = [
     REGISTRATION_HEADER,
     OLDER_SYSTEMS_HEADER,
-    INCLUDE_DIR / "opforge" / "host" / "definitions.h",
+    REGISTRATION_HEADER.with_name("definitions.h"),
 ]
 
 
 def check(op: Op) -> None:
     """Raise what makes an answer impossible."""
-    if op.composed is not None:
-        raise RecordError(
-            f"{op.name} is composed of other ops in Python and has no kernel to export; "
-            "export one of the ops that it is made of"
-        )
-    if not any(targets.has_sources(op, target) for target in targets.FOR_USERS):
-        raise RecordError(
-            f"{op.name} has no kernel to export; add a cuda.cu or a cpu.cpp to {op.folder}"
-        )
-    for one in op.build.include:
-        if not isinstance(one, str):
-            raise RecordError(
-                f"{op.name} needs the headers of {one.distribution}, which are too many for one "
-                "file; only an op without Build(include=[PackageHeaders(…)]) can be exported"
-            )
+    must_have_kernels(op)
+    must_have_its_headers(op)
 
 
 def answer(op: Op, problem: Problem, call: str | None = None) -> str:
@@ -105,15 +93,14 @@ def _kernels(op: Op, dtype: torch.dtype | None) -> str:
         (part,) = parts.all
         source = f"registration_{target}.cpp"
         files[source] = registration_source(renamed, goal, parts, part, target)
-        files[source] += "\n".join(defined([renamed])) + "\n"
-        defines = [f"-DTORCH_TARGET_VERSION=0x{ABI[0]:02x}{ABI[1]:02x}000000000000"]
-        defines += ["-DUSE_CUDA"] if goal is targets.CUDA else []
-        defines += [f"-DOPFORGE_DTYPE={part.dtype}"] if part.dtype else []
-        flags = [*op.build.flags.get(goal.kind, ())]
+        files[source] += "\n".join(definitions([renamed])) + "\n"
+        common = [*STANDARD, *(["-DUSE_CUDA"] if goal is targets.CUDA else [])]
+        common += [f"-DOPFORGE_DTYPE={part.dtype}"] if part.dtype else []
+        flags = [*(HALF_ON if goal is targets.CUDA else ()), *op.build.flags.get(goal.kind, ())]
         flags += arch.nvcc_flags(tuple(op.build.archs)) if goal is targets.CUDA else []
         builds[target] = {
             "sources": [*(_place(op, s) for s in part.sources), source],
-            "defines": defines,
+            "common": common,
             "flags": flags,
             "libraries": [*op.build.libraries.get(goal.kind, ())],
         }
@@ -132,14 +119,15 @@ def _sources(op: Op) -> dict[str, str]:
     assert op.folder is not None
     own = [(op.folder / str(one)).resolve() for one in op.build.include]
     every = tuple(s for t in targets.FOR_USERS for s in targets.find(t).sources(op))
-    found = reached(every, (op.folder, INCLUDE_DIR, *own), _HEADERS)
+    roots = (op.folder, INCLUDE_DIR, *own)
     files: dict[str, str] = {}
-    for told, content in found.items():
-        name = told.partition(" ")[2]
-        if Path(name).is_absolute() or name.endswith(" (another)"):
+    for path, content in reachable([*every, *_HEADERS], roots).items():
+        root = next((r for r in roots if path.is_relative_to(r)), None)
+        name = str(path.relative_to(root)) if root else ""
+        if not root or name in files:
             raise RecordError(
-                f"{op.name} includes {name.removesuffix(' (another)')}, which one folder of "
-                "headers cannot hold; move it into the op's folder under a name of its own"
+                f"{op.name} includes {path}, which one folder of headers cannot hold; move it "
+                "into the op's folder under a name of its own"
             )
         files[name] = content.decode(errors="replace")
     return files

@@ -25,8 +25,8 @@ def compile_kernels(
         raise RuntimeError(f"{name} has kernels for {' and '.join(builds)} only, not for {device}")
     build = builds[device]
     hidden = "-fvisibility=hidden"
-    host = ["-O2", "-DNDEBUG", hidden, *build["defines"]]
-    kernels = ["-O3", "-DNDEBUG", f"-Xcompiler={hidden}", *build["defines"], *build["flags"]]
+    host = ["-O2", "-DNDEBUG", hidden, *build["common"]]
+    kernels = ["-O3", "-DNDEBUG", f"-Xcompiler={hidden}", *build["common"], *build["flags"]]
     vectors = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
     if device == "cpu":
         host += build["flags"] + (["-march=x86-64-v3"] if vectors else [])

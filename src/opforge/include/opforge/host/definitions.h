@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the library of an op folder for C++ programs is made of (`opforge build --cpp`). It does
-// what Python does elsewhere: it defines the ops, and loads their kernels. The functions of torch's
-// stable ABI are declared here, because their header takes longer to compile than all the rest.
+// For libraries that work without opforge in Python. They do what Python does elsewhere: they
+// define the ops, and load kernels (`opforge build --cpp`). The functions of torch's stable ABI are
+// declared here, because their header takes longer to compile than all the rest.
 #pragma once
 
 #include <dlfcn.h>
@@ -24,7 +24,7 @@ namespace opforge {
 class Definitions {
  public:
   Definitions(const char* ns, std::span<const char* const> schemas) {
-    aoti_torch_library_init_fragment(ns, "libopforge_ops.so", 0, &library_);
+    aoti_torch_library_init_fragment(ns, __FILE__, __LINE__, &library_);
     // Torch refuses a schema that is there already, made by Python or by another such library, and
     // changes nothing: the op keeps that definition.
     for (const char* schema : schemas) aoti_torch_library_def(library_, schema);

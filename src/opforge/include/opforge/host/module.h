@@ -1,41 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Python extension module of an op's kernels, for build systems that make one of its sources. It
-// defines the op's schemas for torch itself, in a namespace of its own, and needs no opforge.
+// A Python extension module of an op's kernels, for build systems that make one of its sources.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <opforge/host/registration.h>
 
-extern "C" {
-int32_t aoti_torch_library_init_fragment(const char* ns, const char* file, uint32_t line,
-                                         void** library);
-int32_t aoti_torch_library_def(void* library, const char* schema);
-}
+#include <span>
 
 namespace opforge {
-
-// Schemas of torch for as long as the library is loaded, with the overloads that Registration
-// wants.
-class Definition {
- public:
-  Definition(const char* ns, std::span<const char* const> schemas) {
-    int32_t failed = aoti_torch_library_init_fragment(ns, __FILE__, __LINE__, &library_);
-    for (const char* schema : schemas) {
-      const std::string text = schema;
-      const size_t end = text.find('(');
-      const std::string below = text.substr(0, end) + ".below_autograd" + text.substr(end);
-      for (const char* one : {schema, below.c_str()})
-        failed |= aoti_torch_library_def(library_, one);
-      if (failed) fail("torch refuses the schema ", ns, "::", schema);
-    }
-  }
-  ~Definition() { aoti_torch_delete_library_object(library_); }
-  Definition(const Definition&) = delete;
-
- private:
-  void* library_ = nullptr;
-};
 
 // What the module calls a schema.
 struct ModuleFunction {
