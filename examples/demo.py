@@ -31,7 +31,7 @@ from opforge.report.page import page
 console = Console()
 REPORT = Path("report.html")
 OPS = ("scale_bias_relu", "reduce_sum", "rms_norm", "swiglu")  # one op of each kind
-TIMED = "scale_bias_relu"  # each of the others would take another half minute
+TIMED = "scale_bias_relu"  # each of the others takes as long again
 ABOUT = """\
 opforge is for fast custom operators in PyTorch. It has two parts:
 - fused operators (norms, softmax, losses, gates, dropout, rope) that go over
@@ -40,7 +40,7 @@ opforge is for fast custom operators in PyTorch. It has two parts:
   autograd, torch.compile support, the build, the tests and the benchmarks.
 """
 STEPS = f"""\
-This tour takes a few minutes:
+This tour takes a minute or two:
 1. build: compile the kernels of {len(OPS)} operators
 2. check: compare them with float64, forward and backward
 3. bench: time {TIMED} against eager PyTorch and a copy of the same bytes
