@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from opforge import cli, discover
 from opforge.build import cache
+from opforge.errors import RecordError
 
 
 def run(*arguments: object) -> str:
@@ -79,6 +80,20 @@ def test_an_expected_error_is_one_line_and_exit_code_2() -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("opforge: 'no_such_op' is neither a built-in op (")
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--wheel", "--cpp"], "--wheel, --hf and --cpp write different things; choose one"),
+        (["--force"], "--force only says what --hf and --cpp may replace; leave it out"),
+        (["--out", __file__], "test_cli.py is a file; it takes the folder for the libraries"),
+    ],
+)
+def test_options_of_build_that_do_not_fit(options: list[str], told: str) -> None:
+    result = CliRunner().invoke(cli.app, ["build", "relu", *options])
+    assert isinstance(result.exception, RecordError)
+    assert told in str(result.exception)
 
 
 def test_build_into_a_folder_that_the_loader_takes(tmp_path: Path, cache_dir: Path) -> None:

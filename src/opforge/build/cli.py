@@ -84,6 +84,11 @@ def build(
     out = console()
     if wheel + hf + cpp > 1:
         raise RecordError("--wheel, --hf and --cpp write different things; choose one of them")
+    if force and not (hf or cpp):
+        raise RecordError("--force only says what --hf and --cpp may replace; leave it out")
+    copied = output if not (wheel or hf or cpp) else None
+    if copied and copied.exists() and not copied.is_dir():
+        raise RecordError(f"--out {copied} is a file; it takes the folder for the libraries")
     dist, program = output or Path("dist"), output or Path("cpp")
     if arch:
         architectures.parse(arch)  # a typo is an error even if nothing is compiled for a GPU
@@ -106,7 +111,6 @@ def build(
         raise RecordError(f"nothing to build: {names} has no source for {' or '.join(targets)}")
     started = time.monotonic()
     libraries = compile.build(plans)
-    copied = output if not (wheel or cpp) else None
     placed = to_folder(libraries, copied) if copied else [b.path for b in libraries]
     show_table(out, _table(libraries, placed))
     if cpp:
