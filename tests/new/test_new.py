@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers import python
-from new_folders import KINDS, WIDE, write
+from new_folders import KINDS, WIDE, new, refusal, write
 from typer.testing import CliRunner
 
 from opforge import cli, discover
@@ -19,20 +19,6 @@ from opforge.errors import NewError
 from opforge.new import folder, request
 
 PAGE = Path(__file__).parents[2] / "docs" / "new.md"
-
-
-def new(*words: object) -> str:
-    """What the command prints; it must succeed."""
-    result = CliRunner().invoke(cli.app, ["new", *map(str, words)], terminal_width=200)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def refusal(*words: object) -> str:
-    """The error of a command that must fail."""
-    result = CliRunner().invoke(cli.app, ["new", *map(str, words)])
-    assert isinstance(result.exception, NewError)
-    return str(result.exception)
 
 
 def test_the_command_says_what_it_wrote_and_what_to_do_next(tmp_path: Path) -> None:

@@ -11,31 +11,17 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import PATIENCE, python
+from new_folders import new, refusal
 from typer.testing import CliRunner
 
 import opforge
 from opforge import cli
-from opforge.errors import NewError
 from opforge.new import repository
 from opforge.ship.metadata import read_toml
 
 ROOT = Path(__file__).parents[2]
 SOURCES = Path(opforge.__file__).parents[1]
 SCHEMA = "plain_elementwise(Tensor x, float scale) -> Tensor y"  # other tests compile it, too
-
-
-def new(*words: object) -> str:
-    """What the command prints; it must succeed."""
-    result = CliRunner().invoke(cli.app, ["new", *map(str, words)], terminal_width=200)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def refusal(*words: object) -> str:
-    """The error of a command that must fail."""
-    result = CliRunner().invoke(cli.app, ["new", *map(str, words)])
-    assert isinstance(result.exception, NewError), result.exception
-    return str(result.exception)
 
 
 def write(into: Path, **options: str) -> Path:

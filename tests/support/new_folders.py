@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that `opforge new` writes, for its tests: every kind, by default and with more arguments.
-
-Their names and contents are always the same, so that their kernels are compiled once.
+"""The command `opforge new`, and folders that it writes: every kind, by default and with more
+arguments. Their names and contents are always the same, so that their kernels are compiled once.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from opforge import cli
+from opforge.errors import NewError
 from opforge.new import folder, kinds, request
 
 KINDS = list(kinds.KINDS)
@@ -23,6 +26,20 @@ WIDE = {
     "Tensor y",
     "blank": "{name}(Tensor x, Tensor? w, bool flag) -> Tensor y",
 }
+
+
+def new(*words: object) -> str:
+    """What the command prints; it must succeed."""
+    result = CliRunner().invoke(cli.app, ["new", *map(str, words)], terminal_width=200)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def refusal(*words: object) -> str:
+    """The error of a command that must fail."""
+    result = CliRunner().invoke(cli.app, ["new", *map(str, words)])
+    assert isinstance(result.exception, NewError), result.exception
+    return str(result.exception)
 
 
 def write(kind: str, into: Path, wide: bool = False) -> Path:

@@ -14,6 +14,7 @@ from opforge.new import lines
 from opforge.new.lines import WIDTH
 from opforge.new.request import Request
 from opforge.registration.schema import Arg
+from opforge.terminal.words import camel
 
 _PYTHON = {"Tensor": "Tensor", "Tensor?": "Tensor | None"}
 _CPP = {"Tensor": "const Tensor& ", "float": "double ", "int": "int64_t ", "bool": "bool "}
@@ -49,11 +50,6 @@ class Gradient:
     def Arg(self) -> str:
         """The tensor's name, as a part of a struct's."""
         return camel(self.arg)
-
-
-def camel(name: str) -> str:
-    """``my_op`` as ``MyOp``."""
-    return "".join(part.capitalize() for part in name.split("_"))
 
 
 class Texts:
