@@ -120,6 +120,22 @@ __device__ __forceinline__ void arrive(Barrier& barrier) {
 #endif
 }
 
+// The same at this barrier in block `rank` of the cluster, which must not have exited.
+__device__ __forceinline__ void arrive_at(Barrier& barrier, int rank) {
+#if defined(OPFORGE_SIM)
+  sim::barrier_arrive_at(&barrier, rank);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
+      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(
+          detail::shared_address(&barrier)),
+      "r"(rank)
+      : "memory");
+#else
+  detail::advance(barrier, 1, 0);
+#endif
+}
+
 // An arrival that announces so many bytes of bulk_copy() and send() to this barrier for this phase.
 __device__ __forceinline__ void arrive_expecting(Barrier& barrier, uint32_t bytes) {
 #if defined(OPFORGE_SIM)
