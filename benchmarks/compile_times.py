@@ -2,6 +2,7 @@
 """Measures how long CUDA kernels take to compile: what a first call waits for, and all ops at once.
 
     python benchmarks/compile_times.py --cores 8 --all-cores 16 --json times.json
+    python benchmarks/compile_times.py rms_norm softmax:float32
 
 A first call compiles what one op needs for one dtype and one architecture. Every measurement starts
 with an empty cache. It needs nvcc and no GPU.
@@ -59,40 +60,62 @@ def plans(op: Op, arch: str, dtype: torch.dtype | None) -> list[compile.Plan]:
     return [plan(op, CUDA.name, arch, part) for part in parts_of(op, CUDA).for_dtype(dtype)]
 
 
+def first_calls(texts: list[str]) -> list[tuple[str, str]]:
+    """Op and dtype of each first call to measure: ``rms_norm:float32``, or an op in bfloat16."""
+    names = texts or [n for n in discover.builtin_names() if CUDA.sources(discover.find(n))]
+    found = []
+    for text in names:
+        name, _, dtype = text.partition(":")
+        dtype = dtype or "bfloat16"
+        if not CUDA.sources(discover.find(name)):
+            raise SystemExit(f"{name} has no CUDA kernels")
+        if getattr(torch, dtype, None) not in discover.find(name).dtypes:
+            raise SystemExit(f"{name} does not take dtype {dtype!r}")
+        found.append((name, dtype))
+    return found
+
+
 def main() -> None:
-    """Print the seconds of each first call and of all ops."""
+    """Print the seconds of all ops and of each first call."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("ops", nargs="*", help="by default all that have CUDA kernels")
+    parser.add_argument(
+        "first", nargs="*", metavar="OP[:DTYPE]", help="first calls to measure; default: each op's"
+    )
     parser.add_argument("--arch", default="9.0")
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16"])
     parser.add_argument("--cores", type=int, default=min(8, len(os.sched_getaffinity(0))))
-    parser.add_argument("--all-cores", type=int, help="build all ops together on so many cores")
+    parser.add_argument("--all-cores", type=int, help="first build all ops together on so many")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the times there")
     options = parser.parse_args()
-    found = [name for name in options.ops or discover.builtin_names()]
-    names = [name for name in found if CUDA.sources(discover.find(name))]
-    rows = []
-    print(f"first call on {options.cores} cores for {options.arch}, seconds")
-    with cores(options.cores):
-        for name in names:
-            for dtype in options.dtypes:
-                took = seconds([name], options.arch, getattr(torch, dtype))
-                rows.append({"op": name, "dtype": dtype, "cores": options.cores, "seconds": took})
-                print(f"{name:22} {dtype:9} {took:6.1f}", flush=True)
+    calls = first_calls(options.first)
+    rows: list[dict[str, object]] = []
     report = {
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M}",
         "processor": processor(),
-        "compiler": plan_all(discover.find(names[0]), CUDA.name)[-1].ingredients["compiler"],
+        "compiler": plan_all(discover.find(calls[0][0]), CUDA.name)[-1].ingredients["compiler"],
         "arch": options.arch,
         "first_calls": rows,
     }
+
+    def keep() -> None:  # after each, so that a run that is stopped has written what it measured
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=1) + "\n")
+
     if options.all_cores:
+        names = [name for name, _ in first_calls([])]
         with cores(options.all_cores):
             took = seconds(names, options.arch, None)
         report["all"] = {"ops": len(names), "cores": options.all_cores, "seconds": took}
-        print(f"all {len(names)} ops, all dtypes, {options.all_cores} cores: {took:.1f} s")
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        keep()
+        print(
+            f"all {len(names)} ops, all dtypes, {options.all_cores} cores: {took:.1f} s", flush=True
+        )
+    print(f"first call on {options.cores} cores for {options.arch}, seconds", flush=True)
+    with cores(options.cores):
+        for name, dtype in calls:
+            took = seconds([name], options.arch, getattr(torch, dtype))
+            rows.append({"op": name, "dtype": dtype, "cores": options.cores, "seconds": took})
+            keep()
+            print(f"{name:22} {dtype:9} {took:6.1f}", flush=True)
 
 
 def processor() -> str:
