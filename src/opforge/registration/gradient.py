@@ -42,6 +42,7 @@ class Gradient:
         inputs = [a.name for a in forward.args]
         outputs = [r.name for r in forward.returns]
         self._inputs = inputs
+        self._outputs = outputs
         self._unsaved: Callable[..., Sequence[str]] | None = None
         if details and details.unsaved is not None:
             self._unsaved = by_name(details.unsaved, forward, "unsaved")
@@ -133,7 +134,7 @@ class Gradient:
             skipped = self._skipped(inputs)
             ctx.save_for_backward(
                 *[
-                    outputs[i] if kind == "output" else None if name in skipped else inputs[i]
+                    None if name in skipped else (outputs if kind == "output" else inputs)[i]
                     for kind, i, name in self._saved
                 ]
             )
@@ -143,13 +144,14 @@ class Gradient:
         ]
 
     def _skipped(self, inputs: tuple[Any, ...]) -> Sequence[str]:
-        """The names of inputs that need not be saved this time."""
+        """The names of inputs and outputs that need not be saved this time."""
         names = self._unsaved(*inputs) if self._unsaved else ()
         # A str is a sequence of strings, too, and every part of it would be taken for a name.
-        if isinstance(names, str) or not set(names).issubset(self._inputs):
+        known = [*self._inputs, *self._outputs]
+        if isinstance(names, str) or not set(names).issubset(known):
             raise RecordError(
                 f"unsaved of {self.name} returned {names!r}; it must return a list of inputs "
-                f"({', '.join(self._inputs)})"
+                f"and outputs ({', '.join(known)})"
             )
         return names
 

@@ -6,6 +6,7 @@
 #include <opforge/core/layout.h>
 #include <opforge/core/text.h>
 #include <opforge/core/types.h>
+#include <opforge/core/unit.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -396,76 +397,6 @@ struct OpforgeSignature {
   extern "C" __attribute__((visibility("hidden"))) void opforge_##kind##_##op(                   \
       StableIValue* stack, uint64_t arguments, uint64_t returns) {                               \
     TORCH_BOX(OPFORGE_ENTRY(op, function))(stack, arguments, returns);                           \
-  }
-
-// --- units: functions in sources that are compiled on demand, see Build(on_demand=…) -------------
-//
-//   units/large.cu    static void run(const Params& params) {…}
-//                     OPFORGE_UNIT(large, run)
-//   cuda.cu           static opforge::Unit<void(const Params&)> large("large");
-//                     large(params);  // compiles and loads units/large.cu if need be
-
-namespace detail {
-
-struct UnitEntry {
-  void (*function)();
-  const char* type;
-};
-
-template <class F>
-constexpr const char* name_of_type() {
-  return __PRETTY_FUNCTION__;
-}
-
-}  // namespace detail
-}  // namespace opforge
-
-extern "C" __attribute__((visibility("hidden"))) void* opforge_find_unit(const char* name);
-
-namespace opforge {
-
-// Says what a function in another library takes: Unit<int(const float*, int64_t)>.
-template <class F>
-class Unit;
-
-template <class R, class... A>
-class Unit<R(A...)> {
- public:
-  constexpr explicit Unit(const char* name) : name_(name) {}
-
-  R operator()(A... arguments) {
-    Function* function = function_.load(std::memory_order_acquire);
-    if (function == nullptr) [[unlikely]] {
-      function = find();
-      function_.store(function, std::memory_order_release);
-    }
-    return function(std::forward<A>(arguments)...);
-  }
-
- private:
-  using Function = R(A...);
-
-  Function* find() const {
-    const auto* const entry = static_cast<const detail::UnitEntry*>(opforge_find_unit(name_));
-    if (entry == nullptr)
-      fail("no source that is compiled on demand has OPFORGE_UNIT(", name_, ")");
-    const char* const type = detail::name_of_type<Function>();
-    if (std::string(entry->type) != type)
-      fail("the unit ", name_, " is called as ", type, ", but is ", entry->type);
-    return reinterpret_cast<Function*>(entry->function);
-  }
-
-  const char* name_;
-  std::atomic<Function*> function_ = nullptr;
-};
-
-#define OPFORGE_UNIT(name, function)                                                  \
-  extern "C" {                                                                        \
-  extern const ::opforge::detail::UnitEntry opforge_unit_##name                       \
-      __attribute__((visibility("hidden")));                                          \
-  const ::opforge::detail::UnitEntry opforge_unit_##name = {                          \
-      reinterpret_cast<void (*)()>(&function),                                        \
-      ::opforge::detail::name_of_type<std::remove_pointer_t<decltype(&function)>>()}; \
   }
 
 }  // namespace opforge

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// A matrix product as the kernels of this folder get it: sizes, operands, what the epilogue reads
+// and writes. Includes no torch header.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <opforge/core/types.h>
+#include <opforge/core/wgmma.h>
+
+#include <cstdint>
+
+namespace opforge {
+
+// A matrix that the epilogue reads or writes, or `batches` of them.
+struct ProductMatrix {
+  void* data = nullptr;
+  int64_t row_stride = 0, batch_stride = 0;
+};
+
+// An operand: outer x inner, contiguous along one of them, `stride` elements along the other.
+struct ProductOperand {
+  const void* data = nullptr;
+  Major major = Major::inner;
+  int64_t stride = 0, batch_stride = 0;
+};
+
+constexpr int kMostIn = 2, kMostOut = 3;
+
+// result (m, n) = epilogue(a (m, k) b (k, n)). b is given as its columns: n x k.
+struct ProductCall {
+  DType dtype;
+  int64_t m = 0, n = 0, k = 0, batches = 1;
+  ProductOperand a, b[2];  // b[1]: where two products make one result
+  int ins = 0, outs = 1;
+  ProductMatrix in[kMostIn], out[kMostOut];
+  float* sums = nullptr;  // (ceil(m / 64), n), where the epilogue sums columns
+  // The order of the tiles: bands of `group` rows of tiles, or of columns of them.
+  int group = 8;
+  bool by_columns = false;
+  cudaStream_t stream = nullptr;
+};
+
+}  // namespace opforge

@@ -1,0 +1,646 @@
+// SPDX-License-Identifier: Apache-2.0
+// c = epilogue(a b) on the tensor cores of compute capability 9.0. Includes no torch header.
+//
+// A block has a warp group that asks the copy engine for tiles of a and b, into a ring of stages in
+// shared memory, and one or two that multiply them (wgmma) and apply the epilogue. Blocks are
+// persistent: while one tile of the result is written, the next one's operands are already coming.
+// Blocks of a cluster share tiles: each fetches its part, for all of them. Or they share a tile of
+// the result, each with a part of the inner dim (kSplit).
+//
+// Bytes: a, b and the result once, if L2 holds what neighbouring tiles share. Operations: 2 m n k.
+// A tile of 128 x 256 does 170 operations for each byte that it fetches from L2.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <opforge/core/async.h>
+#include <opforge/core/cluster.h>
+#include <opforge/core/shared.h>
+#include <opforge/core/tensor_map.h>
+#include <opforge/core/types.h>
+#include <opforge/core/warpgroup.h>
+#include <opforge/core/wgmma.h>
+#include <opforge/families/product/call.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace opforge {
+
+// How the result is cut into tiles, and who makes them.
+template <int M, int N, int Consumers, bool PingPong = false, int ClusterM = 1, int ClusterN = 1,
+          int Split = 1>
+struct HopperTile {
+  static constexpr int kM = M, kN = N;          // of the result, for a block
+  static constexpr int kConsumers = Consumers;  // warp groups that multiply
+  // The warp groups take tiles in turns: one multiplies while the other one writes its result.
+  // Otherwise they have half of each tile's rows.
+  static constexpr bool kPingPong = PingPong;
+  static constexpr int kClusterM = ClusterM;  // blocks above each other, which share tiles of b
+  static constexpr int kClusterN = ClusterN;  // blocks beside each other, which share tiles of a
+  static constexpr int kSplit = Split;        // blocks that share the inner dim of a tile
+  static constexpr int kBlocks = ClusterM * ClusterN * Split;  // of a cluster
+  static constexpr int kRows = PingPong ? M : M / Consumers;   // of a warp group
+  static_assert(kRows % 64 == 0 && N % 64 == 0);
+  static_assert(Split == 1 || (ClusterM * ClusterN == 1 && !PingPong));
+  static_assert(!PingPong || Consumers == 2);
+};
+
+struct HopperMaps {
+  TensorMap a, b[2], in[kMostIn], out[kMostOut];
+};
+
+template <class Epilogue>
+struct HopperParams {
+  int m, n, k, batches;  // n: columns of the result
+  int group;             // tiles of so many rows (or columns) are made together
+  bool by_columns;       // walk down the columns first, not along the rows
+  int ins, outs;         // matrices that the epilogue uses this time
+  bool plain;            // their rows are not aligned, so tensor maps cannot describe them
+  ProductMatrix in[kMostIn], out[kMostOut];
+  float* sums;  // (ceil(m / 64), n): sums of 64 rows of the first result, for kSums
+  Epilogue epilogue;
+};
+
+// Where the values of a thread are that pass through the epilogue together.
+struct HopperPlace {
+  int batch, first_row, first_col, m, n;
+
+  __device__ int row(int v) const { return first_row + v / 2 % 2 * 8; }
+  __device__ int col(int v) const { return first_col + v / 4 * 8 + v % 2; }
+};
+
+template <class T_, class Tile_, Major a_major, Major b_major, class Epilogue_>
+struct HopperProduct {
+  using T = T_;
+  using Tile = Tile_;
+  using Epilogue = Epilogue_;
+  using Out = typename Epilogue::Out;
+  using Params = HopperParams<Epilogue>;
+  static constexpr Major kMajorA = a_major, kMajorB = b_major;
+
+  static constexpr int kThreads = kWarpGroup * (1 + Tile::kConsumers);
+  static constexpr int kInner = kTileWidth / int(sizeof(T));  // of a stage
+  static constexpr int kBytesA = Tile::kM * kTileWidth, kBytesB = Tile::kN * kTileWidth;
+  static constexpr int kStageBytes = kBytesA + kBytesB;
+  // Columns of b that make one column of the result: a gate and a value, each from its own matrix.
+  static constexpr int kParts = Epilogue::kParts;
+  static constexpr int kCols = Tile::kN / kParts;  // of the result
+  static constexpr int kRowBlocks = Tile::kRows / 64;
+
+  // The result leaves in chunks of 64 rows x 128 bytes.
+  static constexpr int kChunkCols = kTileWidth / int(sizeof(Out));
+  static constexpr int kChunks = kCols / kChunkCols;
+  static constexpr int kValues = 64 * kChunkCols / kWarpGroup;  // of a thread in a chunk
+  // So many of them pass through the epilogue at once: more would not fit the registers.
+  static constexpr int kStep = 16;
+  static constexpr int kSlotBytes = 64 * kTileWidth;
+  static constexpr int kSlots = std::max({2, Epilogue::kIn, Epilogue::kOut});
+  static_assert(kCols % kChunkCols == 0);
+
+  static constexpr int kSlotsBytes = Tile::kConsumers * kSlots * kSlotBytes;
+  static constexpr int kSumsBytes =
+      Epilogue::kSums ? Tile::kConsumers * 4 * kChunkCols * int(sizeof(float)) : 0;
+  static constexpr int kMostShared = 232448 - kTileAlignment - 256;  // 227 KB less what follows
+  static constexpr int kStages =
+      std::min(8, (kMostShared - kSlotsBytes - kSumsBytes) / kStageBytes);
+  static_assert(kStages >= 2);
+  // Where blocks share the inner dim, their sums meet where the stages are.
+  static_assert(Tile::kSplit == 1 ||
+                Tile::kM * Tile::kN * int(sizeof(float)) <= kStages * kStageBytes);
+
+  struct Barriers {
+    Barrier full[kStages], empty[kStages], in[Tile::kConsumers][2];
+  };
+  static_assert(sizeof(Barriers) <= 256);
+  static constexpr int kSharedBytes =
+      kTileAlignment + kStages * kStageBytes + kSlotsBytes + kSumsBytes + int(sizeof(Barriers));
+
+  struct Shared {
+    unsigned char* start;
+
+    __device__ Shared() {
+      unsigned char* const raw = dynamic_shared();
+      const auto past = reinterpret_cast<uintptr_t>(raw) % kTileAlignment;
+      start = raw + (kTileAlignment - past) % kTileAlignment;
+    }
+    __device__ unsigned char* a(int stage) const { return start + stage * kStageBytes; }
+    __device__ unsigned char* b(int stage) const { return a(stage) + kBytesA; }
+    __device__ unsigned char* slot(int consumer, int i) const {
+      return start + kStages * kStageBytes + (consumer * kSlots + i) * kSlotBytes;
+    }
+    __device__ float* sums(int consumer) const {
+      return reinterpret_cast<float*>(start + kStages * kStageBytes + kSlotsBytes) +
+             consumer * 4 * kChunkCols;
+    }
+    __device__ Barriers& barriers() const {
+      return *reinterpret_cast<Barriers*>(start + kStages * kStageBytes + kSlotsBytes + kSumsBytes);
+    }
+  };
+
+  // The tiles of this block, and of the inner dim its part.
+  struct Work {
+    int tiles_m, tiles_n, tiles, step;  // counted in clusters
+    int rank_m, rank_n;
+    int inner_first, inner_count;  // stages
+
+    __device__ explicit Work(const Params& p) {
+      const int rank = Tile::kBlocks == 1 ? 0 : cluster_rank();
+      rank_m = Tile::kSplit > 1 ? 0 : rank / Tile::kClusterN;
+      rank_n = Tile::kSplit > 1 ? 0 : rank % Tile::kClusterN;
+      tiles_m = (p.m + Tile::kM * Tile::kClusterM - 1) / (Tile::kM * Tile::kClusterM);
+      tiles_n = (p.n + kCols * Tile::kClusterN - 1) / (kCols * Tile::kClusterN);
+      tiles = tiles_m * tiles_n * p.batches;
+      step = int(gridDim.x) / Tile::kBlocks;
+      const int stages = (p.k + kInner - 1) / kInner;
+      const int share = (stages + Tile::kSplit - 1) / Tile::kSplit;
+      const int part = Tile::kSplit > 1 ? rank : 0;
+      inner_first = part * share;
+      inner_count = max(0, min(stages, inner_first + share) - inner_first);
+    }
+
+    // Tiles that run at the same time share rows of a and columns of b: bands of p.group rows of
+    // tiles (or columns) are made one after the other.
+    __device__ void locate(const Params& p, int tile, int& batch, int& row, int& col) const {
+      const int in_batch = tiles_m * tiles_n;
+      batch = tile / in_batch;
+      tile -= batch * in_batch;
+      const int across = p.by_columns ? tiles_n : tiles_m, along = p.by_columns ? tiles_m : tiles_n;
+      const int band = tile / (p.group * along), first = band * p.group;
+      const int width = min(p.group, across - first);
+      tile -= band * p.group * along;
+      const int i = first + tile % width, j = tile / width;
+      row = ((p.by_columns ? j : i) * Tile::kClusterM + rank_m) * Tile::kM;
+      col = ((p.by_columns ? i : j) * Tile::kClusterN + rank_n) * kCols;
+    }
+  };
+
+  // A position in the ring of stages.
+  struct Position {
+    int stage = 0;
+    uint32_t phase = 0;
+
+    __device__ void advance() {
+      if (++stage == kStages) stage = 0, phase ^= 1;
+    }
+    __device__ void advance(int count) {
+      const int to = stage + count;
+      phase ^= uint32_t(to / kStages) & 1;
+      stage = to % kStages;
+    }
+  };
+
+  // --- the warp group that fetches ---------------------------------------------------------------
+
+  // Fetches the part of an operand's tile that is this block's to fetch for `Sharers` blocks, which
+  // are `mask`: boxes of `rows` outer indices.
+  template <Major major, int Size, int Boxes, int Sharers>
+  __device__ static void fetch(const TensorMap* maps, unsigned char* to, int outer, int part_size,
+                               int inner, int batch, int rank, uint16_t mask, Barrier& full) {
+    constexpr int kRows = Size / Boxes;
+#pragma unroll
+    for (int i = 0; i < Boxes; ++i) {
+      if (Sharers > 1 && i % Sharers != rank) continue;
+      const int part = i * kRows / part_size, at = outer + i * kRows - part * part_size;
+      const int col = major == Major::inner ? inner : at, row = major == Major::inner ? at : inner;
+      unsigned char* const box = to + i * kRows * kTileWidth;
+      if constexpr (Sharers > 1) {
+        tile_copy_to(mask, box, maps[part], col, row, batch, full);
+      } else {
+        tile_copy(box, maps[part], col, row, batch, full);
+      }
+    }
+  }
+
+  static constexpr int kBoxesA = kMajorA == Major::outer ? Tile::kM / 64 : Tile::kClusterN;
+  static constexpr int kBoxesB =
+      kMajorB == Major::outer ? Tile::kN / 64 : std::max(kParts, Tile::kClusterM);
+  // Rows of the boxes: what the tensor maps of a and b are made for.
+  static constexpr int kBoxRowsA = kMajorA == Major::outer ? kInner : Tile::kM / kBoxesA;
+  static constexpr int kBoxRowsB = kMajorB == Major::outer ? kInner : Tile::kN / kBoxesB;
+
+  // One thread fetches all stages of a tile.
+  __device__ static void fetch_tile(const HopperMaps& maps, const Work& work, const Shared& s,
+                                    int batch, int row, int col, Position& at) {
+    const uint16_t mask_a =
+        uint16_t(((1u << Tile::kClusterN) - 1) << work.rank_m * Tile::kClusterN);
+    uint16_t mask_b = 0;
+    for (int i = 0; i < Tile::kClusterM; ++i) {
+      mask_b |= uint16_t(1u << (i * Tile::kClusterN + work.rank_n));
+    }
+    Barriers& barriers = s.barriers();
+    for (int i = 0; i < work.inner_count; ++i) {
+      const int inner = (work.inner_first + i) * kInner;
+      wait(barriers.empty[at.stage], at.phase ^ 1);
+      Barrier& full = barriers.full[at.stage];
+      arrive_expecting(full, kStageBytes);
+      fetch<kMajorA, Tile::kM, kBoxesA, Tile::kClusterN>(&maps.a, s.a(at.stage), row, Tile::kM,
+                                                         inner, batch, work.rank_n, mask_a, full);
+      fetch<kMajorB, Tile::kN, kBoxesB, Tile::kClusterM>(maps.b, s.b(at.stage), col, kCols, inner,
+                                                         batch, work.rank_m, mask_b, full);
+      at.advance();
+    }
+  }
+
+  __device__ static void produce(const HopperMaps& maps, const Params& p, const Work& work,
+                                 const Shared& s) {
+    Position at;
+    for (int t = int(blockIdx.x) / Tile::kBlocks; t < work.tiles; t += work.step) {
+      int batch, row, col;
+      work.locate(p, t, batch, row, col);
+      if (threadIdx.x == 0) fetch_tile(maps, work, s, batch, row, col, at);
+      if constexpr (Tile::kSplit > 1) {  // takes part in exchange()
+        __syncwarp();
+        for (int i = 0; i < 3; ++i) cluster_sync();
+      }
+    }
+  }
+
+  // --- the warp groups that multiply -------------------------------------------------------------
+
+  using Sums = float[kRowBlocks][Tile::kN / 2];
+
+  // Frees a stage, here and where else its tiles come from.
+  __device__ static void release(Barrier& empty) {
+    constexpr int kSharers = Tile::kClusterM * Tile::kClusterN;
+    if constexpr (kSharers > 1) {
+      if (threadIdx.x % 32 < kSharers) arrive_at(empty, int(threadIdx.x % 32));
+    } else {
+      if (threadIdx.x % 32 == 0) arrive(empty);
+    }
+  }
+
+  // The product of a tile. `at` moves on by the stages it takes.
+  __device__ static void multiply(const Shared& s, int consumer, int count, Position& at,
+                                  Sums& sums) {
+    Barriers& barriers = s.barriers();
+    const int first_row = Tile::kPingPong ? 0 : consumer * Tile::kRows;
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+      for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] = 0.0f;
+    }
+    if (count == 0) return;
+    int before = 0;
+    for (int i = 0; i < count; ++i) {
+      wait(barriers.full[at.stage], at.phase);
+      warpgroup_arrive();
+#pragma unroll
+      for (int step = 0; step < kTileWidth / kMultiplyBytes; ++step) {
+        const TileOperand b = tile_operand<kMajorB>(s.b(at.stage), step, kInner * kTileWidth);
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; ++r) {
+          const unsigned char* const box = s.a(at.stage) + (first_row + 64 * r) * kTileWidth;
+          warpgroup_multiply<T, Tile::kN, kMajorA, kMajorB>(
+              sums[r], tile_operand<kMajorA>(box, step, kInner * kTileWidth), b, true);
+        }
+      }
+      warpgroup_commit();
+      if (i > 0) {
+        warpgroup_wait<1>();
+        release(barriers.empty[before]);
+      }
+      before = at.stage;
+      at.advance();
+    }
+    warpgroup_wait<0>();
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) keep_in_place(sums[r]);
+    release(barriers.empty[before]);
+  }
+
+  // --- the epilogue ------------------------------------------------------------------------------
+
+  // Hides from the compiler where a value comes from, so that it does not keep what follows from it
+  // in registers while the sums of the next tile need them.
+  __device__ static int recompute(int value) {
+#if !defined(OPFORGE_SIM)
+    asm volatile("" : "+r"(value));
+#endif
+    return value;
+  }
+
+  // One warp group's slots and what is in them.
+  struct Slots {
+    int consumer, per_chunk, groups, count = 0;
+
+    __device__ Slots(const Params& p, int consumer) : consumer(consumer) {
+      per_chunk = max(p.plain ? 0 : p.ins, p.outs);
+      groups = kSlots / per_chunk;
+      if (groups > 2) groups = 2;
+    }
+    __device__ int group() const { return count % groups; }
+    __device__ int first() const { return group() * per_chunk; }
+  };
+
+  __device__ static bool leads() { return threadIdx.x % kWarpGroup == 0; }
+  __device__ static void sync_group(int consumer) { sync_some(1 + consumer, kWarpGroup); }
+
+  // Until the slots that come next have been read by the stores from them. One thread calls it.
+  __device__ static void await_slots(const Slots& slots) {
+    slots.groups == 2 ? bulk_wait_read<1>() : bulk_wait_read<0>();
+  }
+
+  __device__ static void fetch_in(const HopperMaps& maps, const Params& p, const Shared& s,
+                                  const Slots& slots, int batch, int row, int col) {
+    Barrier& full = s.barriers().in[slots.consumer][slots.group()];
+    arrive_expecting(full, uint32_t(p.ins * kSlotBytes));
+    for (int i = 0; i < p.ins; ++i) {
+      tile_copy(s.slot(slots.consumer, slots.first() + i), maps.in[i], col, row, batch, full);
+    }
+  }
+
+  // The two neighbouring values of a thread in a slot.
+  __device__ static unsigned char* pair_at(unsigned char* slot, int thread, int v) {
+    const int row = thread / 32 * 16 + thread % 32 / 4, col = v / 4 * 8 + thread % 4 * 2;
+    return slot + swizzled(row + v / 2 % 2 * 8, col * int(sizeof(Out)));
+  }
+
+  struct alignas(2 * sizeof(Out)) Pair {
+    Out value[2];
+  };
+
+  using In = float[std::max(Epilogue::kIn, 1)][kStep];
+  using Results = float[Epilogue::kOut][kStep];
+
+  __device__ static void read_in(const Params& p, const Shared& s, const Slots& slots, int thread,
+                                 int first, In& in) {
+#pragma unroll
+    for (int i = 0; i < Epilogue::kIn; ++i) {
+      if (i >= p.ins) break;
+      unsigned char* const slot = s.slot(slots.consumer, slots.first() + i);
+#pragma unroll
+      for (int v = 0; v < kStep; v += 2) {
+        const Pair pair = *reinterpret_cast<const Pair*>(pair_at(slot, thread, first + v));
+        in[i][v] = widen(pair.value[0]);
+        in[i][v + 1] = widen(pair.value[1]);
+      }
+    }
+  }
+
+  __device__ static void read_plain(const Params& p, const HopperPlace& at, In& in) {
+#pragma unroll
+    for (int i = 0; i < Epilogue::kIn; ++i) {
+      if (i >= p.ins) break;
+      const ProductMatrix& x = p.in[i];
+      const Out* const data = static_cast<const Out*>(x.data) + at.batch * x.batch_stride;
+#pragma unroll
+      for (int v = 0; v < kStep; ++v) {
+        const int row = at.row(v), col = at.col(v);
+        const bool there = row < at.m && col < at.n;
+        in[i][v] = there ? widen(data[row * x.row_stride + col]) : 0.0f;
+      }
+    }
+  }
+
+  __device__ static void write_out(const Params& p, const Shared& s, const Slots& slots, int thread,
+                                   int first, const Results& out) {
+#pragma unroll
+    for (int i = 0; i < Epilogue::kOut; ++i) {
+      if (i >= p.outs) break;
+      unsigned char* const slot = s.slot(slots.consumer, slots.first() + i);
+#pragma unroll
+      for (int v = 0; v < kStep; v += 2) {
+        *reinterpret_cast<Pair*>(pair_at(slot, thread, first + v)) = {narrow<Out>(out[i][v]),
+                                                                      narrow<Out>(out[i][v + 1])};
+      }
+    }
+  }
+
+  // From the slots to matrices whose rows are not aligned.
+  __device__ static void store_plain(const Params& p, const Shared& s, const Slots& slots,
+                                     int batch, int first_row, int first_col) {
+    const int warp = int(threadIdx.x) % kWarpGroup / 32, lane = int(threadIdx.x) % 32;
+    for (int i = 0; i < p.outs; ++i) {
+      const ProductMatrix& y = p.out[i];
+      Out* const data = static_cast<Out*>(y.data) + batch * y.batch_stride;
+      const unsigned char* const slot = s.slot(slots.consumer, slots.first() + i);
+      for (int row = warp; row < 64 && first_row + row < p.m; row += 4) {
+        for (int col = lane; col < kChunkCols && first_col + col < p.n; col += 32) {
+          data[(first_row + row) * y.row_stride + first_col + col] =
+              *reinterpret_cast<const Out*>(slot + swizzled(row, col * int(sizeof(Out))));
+        }
+      }
+    }
+  }
+
+  // Adds up the 64 rows of a chunk: first those of a warp.
+  __device__ static void add_rows(const Shared& s, int consumer, int first,
+                                  const float (&out)[kStep]) {
+    const int warp = int(threadIdx.x) % kWarpGroup / 32, lane = int(threadIdx.x) % 32;
+    float* const to = s.sums(consumer) + warp * kChunkCols;
+#pragma unroll
+    for (int v = 0; v < kStep; v += 4) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float sum = out[v + e] + out[v + e + 2];
+#pragma unroll
+        for (int other = 4; other < 32; other *= 2) {
+          sum += __shfl_xor_sync(0xffffffffu, sum, other);
+        }
+        if (lane < 4) to[(first + v) / 4 * 8 + lane * 2 + e] = sum;
+      }
+    }
+  }
+
+  __device__ static void store_sums(const Params& p, const Shared& s, int consumer, int first_row,
+                                    int first_col) {
+    const int col = int(threadIdx.x) % kWarpGroup;
+    if (col >= kChunkCols || first_col + col >= p.n || first_row >= p.m) return;
+    const float* const from = s.sums(consumer) + col;
+    p.sums[int64_t(first_row / 64) * p.n + first_col + col] =
+        (from[0] + from[kChunkCols]) + (from[2 * kChunkCols] + from[3 * kChunkCols]);
+  }
+
+  // The result of a tile: all chunks of a warp group, or with kSplit those that are this block's.
+  __device__ static void finish(const HopperMaps& maps, const Params& p, const Shared& s,
+                                Slots& slots, int batch, int tile_row, int tile_col, Sums& sums) {
+    const int consumer = slots.consumer;
+    const int thread = recompute(int(threadIdx.x) % kWarpGroup);
+    const int thread_row = thread / 32 * 16 + thread % 32 / 4;
+    const int first_row = tile_row + (Tile::kPingPong ? 0 : consumer * Tile::kRows);
+    const int rank = Tile::kSplit > 1 ? cluster_rank() : 0;
+    const bool fetches = Epilogue::kIn > 0 && p.ins > 0 && !p.plain;
+    const auto place = [&](int i, int& row, int& col) {
+      row = first_row + i / kChunks * 64;
+      col = tile_col + i % kChunks * kChunkCols;
+    };
+    int row, col;
+    if (fetches && leads() && rank < kRowBlocks * kChunks) {
+      place(rank, row, col);
+      await_slots(slots);
+      fetch_in(maps, p, s, slots, batch, row, col);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowBlocks * kChunks; ++i) {
+      if (Tile::kSplit > 1 && i % Tile::kSplit != rank) continue;
+      place(i, row, col);
+      if (fetches) {
+        wait(s.barriers().in[consumer][slots.group()], uint32_t(slots.count / slots.groups) & 1);
+      } else {
+        if (leads()) await_slots(slots);
+        sync_group(consumer);
+      }
+#pragma unroll
+      for (int first = 0; first < kValues; first += kStep) {
+        float values[kParts][kStep];
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+          for (int v = 0; v < kStep; ++v) {
+            values[part][v] =
+                sums[i / kChunks][part * kCols / 2 + i % kChunks * kValues + first + v];
+          }
+        }
+        const int thread_col = col + first * 2 + thread % 4 * 2;
+        const HopperPlace at{batch, row + thread_row, thread_col, p.m, p.n};
+        In in;
+        if constexpr (Epilogue::kIn > 0) {
+          p.plain ? read_plain(p, at, in) : read_in(p, s, slots, thread, first, in);
+        }
+        Results out;
+        p.epilogue(values, in, at, out);
+        write_out(p, s, slots, thread, first, out);
+        if constexpr (Epilogue::kSums) add_rows(s, consumer, first, out[0]);
+      }
+      fence_for_copies();
+      sync_group(consumer);
+      if (p.plain) {
+        store_plain(p, s, slots, batch, row, col);
+        sync_group(consumer);
+      } else if (leads()) {
+        for (int j = 0; j < p.outs; ++j) {
+          tile_store(maps.out[j], col, row, batch, s.slot(consumer, slots.first() + j));
+        }
+        bulk_commit();
+      }
+      if constexpr (Epilogue::kSums) {
+        store_sums(p, s, consumer, row, col);
+        sync_group(consumer);
+      }
+      ++slots.count;
+      if (fetches && leads() && i + Tile::kSplit < kRowBlocks * kChunks) {
+        place(i + Tile::kSplit, row, col);
+        await_slots(slots);
+        fetch_in(maps, p, s, slots, batch, row, col);
+      }
+    }
+  }
+
+  // Blocks that share the inner dim of a tile: each gets the sums of its chunks from all, and adds
+  // them in the order of their ranks.
+  __device__ static void exchange(const Shared& s, int consumer, Sums& sums) {
+    constexpr int kAll = kRowBlocks * kChunks, kOwn = (kAll + Tile::kSplit - 1) / Tile::kSplit;
+    const int rank = cluster_rank(), thread = int(threadIdx.x) % kWarpGroup;
+    const auto place = [&](int from, int chunk, int v) {
+      return reinterpret_cast<float*>(s.start) +
+             (((from * Tile::kConsumers + consumer) * kOwn + chunk / Tile::kSplit) * kParts *
+                  kValues +
+              v) *
+                 kWarpGroup +
+             thread;
+    };
+    const auto value = [&](int chunk, int v) -> float& {
+      return sums[chunk / kChunks]
+                 [v / kValues * kCols / 2 + chunk % kChunks * kValues + v % kValues];
+    };
+    cluster_sync();  // everybody has multiplied: the stages are free
+#pragma unroll
+    for (int i = 0; i < kAll; ++i) {
+      const int owner = i % Tile::kSplit;
+      if (owner == rank) continue;
+#pragma unroll
+      for (int v = 0; v < kParts * kValues; ++v) *in_block(place(rank, i, v), owner) = value(i, v);
+    }
+    cluster_sync();
+#pragma unroll
+    for (int i = 0; i < kAll; ++i) {
+      if (i % Tile::kSplit != rank) continue;
+#pragma unroll
+      for (int v = 0; v < kParts * kValues; ++v) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int from = 0; from < Tile::kSplit; ++from) {
+          sum += from == rank ? value(i, v) : *place(from, i, v);
+        }
+        value(i, v) = sum;
+      }
+    }
+    fence_for_copies();  // copies land there next
+    cluster_sync();
+  }
+
+  static constexpr int kOrder = 1 + Tile::kConsumers;  // ids of barriers, see consume()
+
+  __device__ static void consume(const HopperMaps& maps, const Params& p, const Work& work,
+                                 const Shared& s, int consumer) {
+    Slots slots(p, consumer);
+    Position at;
+    int t = int(blockIdx.x) / Tile::kBlocks;
+    if constexpr (Tile::kPingPong) {
+      if (consumer == 1) {
+        if (t < work.tiles) arrive_some(kOrder, 2 * kWarpGroup);
+        t += work.step;
+        at.advance(work.inner_count);
+      }
+    }
+    for (; t < work.tiles; t += work.step * (Tile::kPingPong ? 2 : 1)) {
+      int batch, row, col;
+      work.locate(p, t, batch, row, col);
+      if constexpr (Tile::kPingPong) sync_some(kOrder + consumer, 2 * kWarpGroup);
+      Sums sums;
+      multiply(s, consumer, work.inner_count, at, sums);
+      if constexpr (Tile::kPingPong) {
+        if (t + work.step < work.tiles) arrive_some(kOrder + 1 - consumer, 2 * kWarpGroup);
+        at.advance(work.inner_count);
+      }
+      if constexpr (Tile::kSplit > 1) exchange(s, consumer, sums);
+      finish(maps, p, s, slots, batch, row, col, sums);
+    }
+    if (leads()) bulk_wait_read<0>();
+  }
+
+  // ----------------------------------------------------------------------------------------------
+
+  __device__ static void run(const HopperMaps& maps, const Params& p) {
+    const Shared s;
+    const int group = int(threadIdx.x) / kWarpGroup;
+    Barriers& barriers = s.barriers();
+    if (threadIdx.x == 0) {
+      constexpr int kSharers = Tile::kClusterM * Tile::kClusterN;
+      constexpr int kReaders = 4 * kSharers * (Tile::kPingPong ? 1 : Tile::kConsumers);
+      for (int i = 0; i < kStages; ++i)
+        init(barriers.full[i], 1), init(barriers.empty[i], kReaders);
+      for (int c = 0; c < Tile::kConsumers; ++c)
+        init(barriers.in[c][0], 1), init(barriers.in[c][1], 1);
+      publish_barriers();
+      prefetch(maps.a);
+      prefetch(maps.b[0]);
+    }
+    if constexpr (Tile::kBlocks > 1) {
+      cluster_sync();
+    } else {
+      __syncthreads();
+    }
+    const Work work(p);
+    if (group == 0) {
+      if constexpr (Tile::kConsumers == 2) give_registers<40>();
+      produce(maps, p, work, s);
+    } else {
+      if constexpr (Tile::kConsumers == 2) take_registers<232>();
+      consume(maps, p, work, s, group - 1);
+    }
+    // Until nobody arrives at this block's barriers or writes to its memory.
+    if constexpr (Tile::kBlocks > 1) cluster_sync();
+  }
+};
+
+template <class Product>
+__global__ void __launch_bounds__(Product::kThreads, 1)
+    hopper_product(const __grid_constant__ HopperMaps maps,
+                   const __grid_constant__ typename Product::Params p) {
+#if defined(OPFORGE_SIM) || defined(__CUDA_ARCH_FEAT_SM90_ALL)  // others have none of its parts
+  Product::run(maps, p);
+#endif
+}
+
+}  // namespace opforge

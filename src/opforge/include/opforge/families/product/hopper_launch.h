@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Launches families/product/hopper.cuh. Includes no torch header.
+#pragma once
+
+#include <opforge/core/launch.h>
+
+#include <algorithm>
+#include <climits>
+#include <opforge/families/product/hopper.cuh>
+
+namespace opforge {
+
+// Whether the copy engine can read and write all that a call names. Operands must be: where they
+// are not, they are copied first. The others are accessed element by element if need be.
+template <class T>
+inline bool can_map_operand(const ProductOperand& x, int64_t outer, int64_t inner,
+                            int64_t batches) {
+  const bool by_row = x.major == Major::inner;
+  return can_map(static_cast<const T*>(x.data), {by_row ? outer : inner, by_row ? inner : outer,
+                                                 x.stride, batches, x.batch_stride});
+}
+
+template <class T>
+inline bool can_map_result(const ProductMatrix& x, const ProductCall& call) {
+  return can_map(static_cast<const T*>(x.data),
+                 {call.m, call.n, x.row_stride, call.batches, x.batch_stride});
+}
+
+// Runs a call whose operands have these majors. False if this library has no code for the GPU.
+template <class Product>
+bool run_hopper(const ProductCall& call, const typename Product::Epilogue& epilogue) {
+  using T = typename Product::T;
+  using Out = typename Product::Out;
+  using Tile = typename Product::Tile;
+#if !defined(OPFORGE_SIM)
+  cudaFuncAttributes facts = {};
+  if (cudaFuncGetAttributes(&facts, hopper_product<Product>) != cudaSuccess) {
+    cudaGetLastError();
+    return false;
+  }
+  if (facts.binaryVersion != 90) return false;
+#endif
+  const auto map_operand = [&](const ProductOperand& x, int64_t outer, int box_rows) {
+    const bool by_row = x.major == Major::inner;
+    const int64_t rows = by_row ? outer : call.k, cols = by_row ? call.k : outer;
+    return tensor_map(static_cast<const T*>(x.data),
+                      {rows, cols, x.stride, call.batches, x.batch_stride}, box_rows,
+                      sizeof(T) == 4);
+  };
+  HopperMaps maps = {};
+  typename Product::Params p = {};
+  maps.a = map_operand(call.a, call.m, Product::kBoxRowsA);
+  for (int i = 0; i < Product::kParts; ++i) {
+    maps.b[i] = map_operand(call.b[i], call.n, Product::kBoxRowsB);
+  }
+  p.m = int(call.m), p.n = int(call.n), p.k = int(call.k), p.batches = int(call.batches);
+  p.group = call.group, p.by_columns = call.by_columns;
+  p.ins = call.ins, p.outs = call.outs;
+  p.sums = call.sums;
+  p.epilogue = epilogue;
+  for (int i = 0; i < call.ins; ++i) p.plain |= !can_map_result<Out>(call.in[i], call);
+  for (int i = 0; i < call.outs; ++i) p.plain |= !can_map_result<Out>(call.out[i], call);
+  const auto map_result = [&](const ProductMatrix& x) {
+    return tensor_map(static_cast<const Out*>(x.data),
+                      {call.m, call.n, x.row_stride, call.batches, x.batch_stride}, 64);
+  };
+  for (int i = 0; i < call.ins; ++i) {
+    p.in[i] = call.in[i];
+    if (!p.plain) maps.in[i] = map_result(call.in[i]);
+  }
+  for (int i = 0; i < call.outs; ++i) {
+    p.out[i] = call.out[i];
+    if (!p.plain) maps.out[i] = map_result(call.out[i]);
+  }
+  const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
+  const int64_t clusters = tiles(call.m, Tile::kM * Tile::kClusterM) *
+                           tiles(call.n, Product::kCols * Tile::kClusterN) * call.batches;
+  if (clusters > INT_MAX / 2) fail("a product of ", clusters, " tiles is too large");
+  const int64_t most = std::max(1, multiprocessors() / Tile::kBlocks);
+  Config config{dim3(unsigned(std::min(clusters, most)) * Tile::kBlocks), dim3(Product::kThreads),
+                call.stream};
+  config.shared_bytes = Product::kSharedBytes;
+  config.cluster = Tile::kBlocks;
+  launch(hopper_product<Product>, config, maps, p);
+  return true;
+}
+
+}  // namespace opforge

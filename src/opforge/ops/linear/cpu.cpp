@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// The products are torch's (oneDNN). What follows them is one pass.
+#include <opforge/cpu/columns.h>
+#include <opforge/families/product/activation_cpu.h>
+
+#include "linear.h"
+
+namespace opforge {
+
+namespace {
+
+Tensor finish_elements(const Tensor& z, const std::optional<Tensor>& residual,
+                       const Finish& finish) {
+  const Tensor y = empty(sizes(z), z);
+  dispatch(dtype_of(z), [&]<class T>(Type<T>) {
+    with_activation<T>(finish.activation, [&](const auto& act) {
+      const auto value = [&](auto v) { return finished<T>(finish, act.value(v)); };
+      if (residual) {
+        over_elements(
+            y,
+            [&](const Layout<3>& layout, const Tensor& y, const Tensor& z, const Tensor& r) {
+              elementwise(layout, mutable_data<T>(y), {data<T>(z), data<T>(r)},
+                          [value](auto v, auto r) { return value(v) + r; });
+            },
+            z, *residual);
+      } else {
+        over_elements(
+            y,
+            [&](const Layout<2>& layout, const Tensor& y, const Tensor& z) {
+              elementwise(layout, mutable_data<T>(y), {data<T>(z)}, value);
+            },
+            z);
+      }
+    });
+  });
+  return y;
+}
+
+// Some columns of a row: the gradient of z is written, and added to `sums` before it is rounded.
+template <class T, class Act>
+OPFORGE_INLINE void backward_row(const T* grad, int64_t grad_step, const T* z, int64_t z_step,
+                                 int64_t n, T* grad_z, sum_t<T>* sums, const Finish& finish,
+                                 const Act& act) {
+  const auto passed = [&](vec<T> incoming, vec<T> at) {
+    vec<T> value;
+    const vec<T> result = act.gradient(at, incoming * compute_t<T>(finish.scale), value);
+    return passing<T>(finish, value, result);
+  };
+  int64_t j = 0;
+  for (; j + kLanes<T> <= n; j += kLanes<T>) {
+    const vec<T> v = passed(load(grad + j * grad_step, grad_step), load(z + j * z_step, z_step));
+    store(grad_z + j, v);
+    add_to<T>(sums + j, v);
+  }
+  if (j == n) return;
+  const vec<T> v = passed(load_some(grad + j * grad_step, grad_step, n - j),
+                          load_some(z + j * z_step, z_step, n - j));
+  store_some(grad_z + j, 1, n - j, v);
+  for (int k = 0; j < n; ++j, ++k) sums[j] += v[k];
+}
+
+// The gradient of z and its sums down the columns. Without z they are those of grad_y.
+std::tuple<Tensor, Tensor> finish_backward(const Tensor& grad_y, const std::optional<Tensor>& z,
+                                           const Finish& finish) {
+  const MatrixView grad = as_matrix(grad_y);
+  const Tensor grad_z = z ? empty(sizes(grad_y), grad_y) : grad_y;
+  const Tensor sums = empty({&grad.cols, 1}, grad_y);
+  if (grad_y.numel() == 0) {
+    fill_zero(sums);
+    return {grad_z, sums};
+  }
+  dispatch(dtype_of(grad_y), [&]<class T>(Type<T>) {
+    const Matrix<const T> grads = grad.read<T>();
+    if (!z) {
+      sum_columns(grad.rows, grad.cols, mutable_data<T>(sums),
+                  [&](int64_t row, int64_t col, int64_t n, sum_t<T>* to) {
+                    const T* const from = grads.at(row, col);
+                    for (int64_t j = 0; j < n; ++j) {
+                      to[j] += sum_t<T>(widen(from[j * grads.col_stride]));
+                    }
+                  });
+      return;
+    }
+    const MatrixView in = as_matrix(*z);
+    const Matrix<const T> zs = in.read<T>();
+    T* const out = mutable_data<T>(grad_z);
+    with_activation<T>(finish.activation, [&](const auto& act) {
+      sum_columns(grad.rows, grad.cols, mutable_data<T>(sums),
+                  [&](int64_t row, int64_t col, int64_t n, sum_t<T>* to) {
+                    backward_row(grads.at(row, col), grads.col_stride, zs.at(row, col),
+                                 zs.col_stride, n, out + row * grad.cols + col, to, finish, act);
+                  });
+    });
+  });
+  return {grad_z, sums};
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> linear_cpu(const Tensor& x, const Tensor& weight,
+                                      const std::optional<Tensor>& bias,
+                                      const std::optional<Tensor>& residual, int64_t activation,
+                                      double scale, const std::optional<double>& low,
+                                      const std::optional<double>& high, bool, bool save) {
+  linear_shape("linear", x, weight, bias, residual);
+  const Finish finish = finish_of(activation, scale, low, high);
+  const Tensor z = torch_linear(x, weight, bias);
+  const Tensor y = finish.changes() || residual ? finish_elements(z, residual, finish) : z;
+  return {y, save && needs_z(finish, residual.has_value()) ? z : no_tensor(x)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> linear_backward_cpu(
+    const Tensor& grad_y, const std::optional<Tensor>& x, const std::optional<Tensor>& weight,
+    const std::optional<Tensor>&, const std::optional<Tensor>& y, const Tensor& z,
+    int64_t activation, double scale, const std::optional<double>& low,
+    const std::optional<double>& high, bool, bool needs_x, bool needs_weight, bool needs_bias) {
+  const Finish finish = finish_of(activation, scale, low, high);
+  const std::optional<Tensor> kept = check_backward(grad_y, x, weight, y, z, finish);
+  const Tensor none = no_tensor(grad_y);
+  Tensor grad_z = grad_y, grad_bias = none;
+  if (kept || needs_bias) {
+    const auto [passed, sums] = finish_backward(grad_y, kept, finish);
+    grad_z = passed;
+    if (needs_bias) grad_bias = sums;
+  }
+  return {
+      needs_x ? contiguous(torch_matmul(grad_z, *weight)) : none,
+      needs_weight ? contiguous(torch_matmul(permute(as_rows(grad_z), {1, 0}), as_rows(*x))) : none,
+      grad_bias};
+}
+
+OPFORGE_IMPL(linear, linear_cpu)
+OPFORGE_IMPL(linear_backward, linear_backward_cpu)
+
+}  // namespace opforge

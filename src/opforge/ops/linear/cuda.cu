@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <opforge/families/product/cuda_host.h>
+
+#include <opforge/algorithms/elementwise.cuh>
+#include <opforge/families/product/activation.cuh>
+
+#include "linear.h"
+#include "tiles.h"
+
+namespace opforge {
+
+namespace {
+
+// Whether the kernels for 9.0 take such elements. Empty products are torch's.
+bool has_kernel(DType dtype, bool tf32, int64_t m, int64_t n, int64_t k) {
+  constexpr int64_t kMost = int64_t(1) << 31;
+  const bool known = dtype == DType::f16 || dtype == DType::bf16 || (dtype == DType::f32 && tf32);
+  return known && is_hopper() && m > 0 && n > 0 && k > 0 && m < kMost && n < kMost && k < kMost;
+}
+
+// result = a b, where b is given as its columns. False where there is no kernel for it.
+template <class T>
+bool product_into(const Tensor& result, const Operand& a, const Operand& b,
+                  const LinearOptions& options, const Tensor* z, const Tensor* residual) {
+  ProductCall call{dtype_of(result), a.outer, b.outer, a.inner};
+  call.a = a.view, call.b[0] = b.view;
+  call.out[0] = matrix_of(result, b.outer);
+  if (z != nullptr) call.out[call.outs++] = matrix_of(*z, b.outer);
+  if (residual != nullptr) call.in[call.ins++] = matrix_of(*residual, b.outer);
+  call.stream = current_stream(result);
+  return run_product(call, options);
+}
+
+// y = finish(z) + residual, elementwise.
+Tensor finish_elements(const Tensor& z, const std::optional<Tensor>& residual,
+                       const Finish& finish) {
+  const Tensor y = empty(sizes(z), z);
+  dispatch(dtype_of(z), [&]<class T>(Type<T>) {
+    if (residual) {
+      over_elements(
+          y,
+          [&](const Layout<3>& layout, const Tensor& y, const Tensor& z, const Tensor& r) {
+            elementwise<T, 2>(layout, mutable_data<T>(y), {data<T>(z), data<T>(r)},
+                              FinishElements<T>{finish}, current_stream(z));
+          },
+          z, *residual);
+    } else {
+      over_elements(
+          y,
+          [&](const Layout<2>& layout, const Tensor& y, const Tensor& z) {
+            elementwise<T, 1>(layout, mutable_data<T>(y), {data<T>(z)}, FinishElements<T>{finish},
+                              current_stream(z));
+          },
+          z);
+    }
+  });
+  return y;
+}
+
+// The gradient of z and its sums down the columns. Without z they are those of grad_y.
+std::tuple<Tensor, Tensor> finish_backward(const Tensor& grad_y, const std::optional<Tensor>& z,
+                                           const Finish& finish) {
+  const MatrixView grad = as_matrix(grad_y);
+  const Tensor grad_z = z ? empty(sizes(grad_y), grad_y) : grad_y;
+  const Tensor sums = empty({&grad.cols, 1}, grad_y);
+  if (grad_y.numel() == 0) {
+    fill_zero(sums);
+    return {grad_z, sums};
+  }
+  dispatch(dtype_of(grad_y), [&]<class T>(Type<T>) {
+    const auto run = [&](const auto& visitor, std::initializer_list<Matrix<const T>> matrices) {
+      with_vectors<T>(matrices, [&]<int N>(Width<N>) {
+        const auto p = plan_columns<T, N>(1, grad.rows, grad.cols, *matrices.begin());
+        const int64_t words = p.workspace();
+        const Tensor partial = empty({&words, 1}, accumulator_dtype(grad_y), grad_y);
+        sum_columns<N>(p, visitor, mutable_data<compute_t<T>>(partial), mutable_data<T>(sums),
+                       current_stream(grad_y));
+      });
+    };
+    if (z) {
+      const MatrixView in = as_matrix(*z), out = as_matrix(grad_z);
+      run(FinishGradient<T, true>{grad.read<T>(), in.read<T>(), out.write<T>(), finish},
+          {out.read<T>(), grad.read<T>(), in.read<T>()});
+    } else {
+      run(FinishGradient<T, false>{grad.read<T>(), {}, {}, finish}, {grad.read<T>()});
+    }
+  });
+  return {grad_z, sums};
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> linear_cuda(const Tensor& x, const Tensor& weight,
+                                       const std::optional<Tensor>& bias,
+                                       const std::optional<Tensor>& residual, int64_t activation,
+                                       double scale, const std::optional<double>& low,
+                                       const std::optional<double>& high, bool tf32, bool save) {
+  const std::vector<int64_t> shape = linear_shape("linear", x, weight, bias, residual);
+  const Finish finish = finish_of(activation, scale, low, high);
+  const bool keeps = save && needs_z(finish, residual.has_value());
+  const DeviceGuard guard(x.get_device_index());
+  const int64_t k = weight.size(1), n = weight.size(0), m = k == 0 ? 0 : x.numel() / k;
+  if (has_kernel(dtype_of(x), tf32, m, n, k)) {
+    const Tensor y = empty(shape, x), z = empty(keeps ? shape : std::vector<int64_t>{0}, x);
+    const std::optional<Tensor> added =
+        residual ? std::optional(contiguous(*residual)) : std::nullopt;
+    bool done = false;
+    dispatch(dtype_of(x), [&]<class T>(Type<T>) {
+      LinearOptions options{nullptr, 1, finish, added.has_value()};
+      if (bias) options.bias = bias->const_data_ptr(), options.bias_step = strides(*bias)[0];
+      done = product_into<T>(y, operand_of<T>(x, false), operand_of<T>(weight, false), options,
+                             keeps ? &z : nullptr, added ? &*added : nullptr);
+    });
+    if (done) return {y, z};
+  }
+  const Tensor z = torch_linear(x, weight, bias);
+  const Tensor y = finish.changes() || residual ? finish_elements(z, residual, finish) : z;
+  return {y, keeps ? z : no_tensor(x)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> linear_backward_cuda(
+    const Tensor& grad_y, const std::optional<Tensor>& x, const std::optional<Tensor>& weight,
+    const std::optional<Tensor>&, const std::optional<Tensor>& y, const Tensor& z,
+    int64_t activation, double scale, const std::optional<double>& low,
+    const std::optional<double>& high, bool tf32, bool needs_x, bool needs_weight,
+    bool needs_bias) {
+  const Finish finish = finish_of(activation, scale, low, high);
+  const std::optional<Tensor> kept = check_backward(grad_y, x, weight, y, z, finish);
+  const DeviceGuard guard(grad_y.get_device_index());
+  const Tensor none = no_tensor(grad_y);
+  Tensor grad_z = grad_y, grad_bias = none;
+  if (kept || needs_bias) {
+    const auto [passed, sums] = finish_backward(grad_y, kept, finish);
+    grad_z = passed;
+    if (needs_bias) grad_bias = sums;
+  }
+  const int64_t n = grad_z.size(grad_z.dim() - 1), m = n == 0 ? 0 : grad_z.numel() / n;
+  // Products with kernels of ours, else with torch's.
+  const auto product = [&](const std::vector<int64_t>& shape, int64_t inner, const auto& operands,
+                           const auto& by_torch) {
+    const Tensor result = empty(shape, grad_y);
+    const int64_t cols = shape.back(), rows = cols == 0 ? 0 : result.numel() / cols;
+    bool done = false;
+    if (has_kernel(dtype_of(grad_y), tf32, rows, cols, inner)) {
+      dispatch(dtype_of(grad_y), [&]<class T>(Type<T> type) {
+        const auto [a, b] = operands(type);
+        done = product_into<T>(result, a, b, {}, nullptr, nullptr);
+      });
+    }
+    return done ? result : contiguous(by_torch());
+  };
+  Tensor grad_x = none, grad_weight = none;
+  if (needs_x) {
+    std::vector<int64_t> shape(sizes(grad_y).begin(), sizes(grad_y).end());
+    shape.back() = weight->size(1);
+    grad_x = product(
+        shape, n,
+        [&]<class T>(Type<T>) {
+          return std::pair(operand_of<T>(grad_z, false), operand_of<T>(*weight, true));
+        },
+        [&] { return torch_matmul(grad_z, *weight); });
+  }
+  if (needs_weight) {
+    grad_weight = product(
+        {n, x->size(x->dim() - 1)}, m,
+        [&]<class T>(Type<T>) {
+          return std::pair(operand_of<T>(grad_z, true), operand_of<T>(*x, true));
+        },
+        [&] { return torch_matmul(permute(as_rows(grad_z), {1, 0}), as_rows(*x)); });
+  }
+  return {grad_x, grad_weight, grad_bias};
+}
+
+OPFORGE_IMPL(linear, linear_cuda)
+OPFORGE_IMPL(linear_backward, linear_backward_cuda)
+
+}  // namespace opforge

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// The units of linear: families/product/hopper.cuh with one tile and one pair of majors each, and
+// an epilogue for all that linear does after the product. Bytes: x, weight and y once, and z where
+// it is kept. Operations: 2 m n k.
+#pragma once
+
+#include <opforge/core/unit.h>
+#include <opforge/families/product/hopper_launch.h>
+
+#include <opforge/families/product/epilogue.cuh>
+
+namespace opforge {
+
+struct LinearOptions {
+  const void* bias = nullptr;
+  int64_t bias_step = 1;
+  Finish finish;
+  bool adds = false;  // the residual, call.in[0]
+};
+
+template <class T, class Tile, Major a, Major b>
+bool run_linear(const ProductCall& call, const LinearOptions& options) {
+  using Epilogue = LinearEpilogue<T>;
+  return run_hopper<HopperProduct<T, Tile, a, b, Epilogue>>(
+      call, {static_cast<const T*>(options.bias), options.bias_step, options.finish, options.adds});
+}
+
+template <class Tile, Major a, Major b>
+bool run_linear_short(const ProductCall& call, const LinearOptions& options) {
+  if (call.dtype == DType::f16) return run_linear<half, Tile, a, b>(call, options);
+  return run_linear<bfloat16, Tile, a, b>(call, options);
+}
+
+}  // namespace opforge
