@@ -43,9 +43,9 @@ class Backward:
         reference: the backward in plain PyTorch. The forward's statistics are constants to it. To
             be differentiable again, it must compute them itself.
         unsaved: takes arguments of the forward by name, and returns the names of inputs and
-            outputs that the backward does not need this time. They are not kept alive, and the backward gets None.
-            It may depend on numbers, shapes and on what is None, but not on values of tensors,
-            which do not exist while a model is compiled.
+            outputs that the backward does not need this time. They are not kept alive, and the
+            backward gets None. It may depend on numbers, shapes and on what is None, but not on
+            values of tensors, which do not exist while a model is compiled.
         shared: gradients that equal others, as ``{"residual": "grad_y"}`` for an input that is only
             added. If the backward does not return the first, or returns an empty tensor for it,
             autograd gets the second: the gradient of an output, or another returned gradient. This

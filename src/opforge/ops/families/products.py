@@ -81,13 +81,13 @@ def validate_linear(
     shape = (*x.shape[:-1], weight.shape[0])
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(
-            f"opforge.{op}: bias must have shape ({weight.shape[0]},), one value per output; "
-            f"got {tuple(bias.shape)}"
+            f"opforge.{op}: bias must have shape ({weight.shape[0]},), one value per output of "
+            f"weight {tuple(weight.shape)}; got {tuple(bias.shape)}"
         )
     if residual is not None and residual.shape != shape:
         raise ValueError(
-            f"opforge.{op}: residual must have the shape of the result, {shape}; "
-            f"got {tuple(residual.shape)}"
+            f"opforge.{op}: residual must have the shape of the result, {shape} for x "
+            f"{tuple(x.shape)} and weight {tuple(weight.shape)}; got {tuple(residual.shape)}"
         )
     for name, other in (("weight", weight), ("bias", bias), ("residual", residual)):
         if other is not None and other.dtype != x.dtype:

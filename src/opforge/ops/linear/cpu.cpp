@@ -9,28 +9,23 @@ namespace opforge {
 
 namespace {
 
+// y = finish(z) + residual, elementwise.
 Tensor finish_elements(const Tensor& z, const std::optional<Tensor>& residual,
                        const Finish& finish) {
   const Tensor y = empty(sizes(z), z);
   dispatch(dtype_of(z), [&]<class T>(Type<T>) {
     with_activation<T>(finish.activation, [&](const auto& act) {
-      const auto value = [&](auto v) { return finished<T>(finish, act.value(v)); };
-      if (residual) {
+      const auto over = [&](const auto& f, const auto&... operands) {
         over_elements(
             y,
-            [&](const Layout<3>& layout, const Tensor& y, const Tensor& z, const Tensor& r) {
-              elementwise(layout, mutable_data<T>(y), {data<T>(z), data<T>(r)},
-                          [value](auto v, auto r) { return value(v) + r; });
+            [&](const auto& layout, const Tensor& y, const auto&... in) {
+              elementwise(layout, mutable_data<T>(y), {data<T>(in)...}, f);
             },
-            z, *residual);
-      } else {
-        over_elements(
-            y,
-            [&](const Layout<2>& layout, const Tensor& y, const Tensor& z) {
-              elementwise(layout, mutable_data<T>(y), {data<T>(z)}, value);
-            },
-            z);
-      }
+            operands...);
+      };
+      const auto value = [&](auto z) { return finished<T>(finish, act.value(z)); };
+      residual ? over([value](auto z, auto r) { return value(z) + r; }, z, *residual)
+               : over(value, z);
     });
   });
   return y;
@@ -110,12 +105,13 @@ std::tuple<Tensor, Tensor> linear_cpu(const Tensor& x, const Tensor& weight,
 }
 
 std::tuple<Tensor, Tensor, Tensor> linear_backward_cpu(
-    const Tensor& grad_y, const std::optional<Tensor>& x, const std::optional<Tensor>& weight,
-    const std::optional<Tensor>&, const std::optional<Tensor>& y, const Tensor& z,
-    int64_t activation, double scale, const std::optional<double>& low,
-    const std::optional<double>& high, bool, bool needs_x, bool needs_weight, bool needs_bias) {
+    const Tensor& grad_y, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& y, const Tensor& z, int64_t activation, double scale,
+    const std::optional<double>& low, const std::optional<double>& high, bool, bool needs_x,
+    bool needs_weight, bool needs_bias) {
   const Finish finish = finish_of(activation, scale, low, high);
-  const std::optional<Tensor> kept = check_backward(grad_y, x, weight, y, z, finish);
+  check_backward(grad_y, x, weight, bias);
+  const std::optional<Tensor> kept = differentiated_at(grad_y, x, weight, bias, y, z, finish);
   const Tensor none = no_tensor(grad_y);
   Tensor grad_z = grad_y, grad_bias = none;
   if (kept || needs_bias) {
@@ -124,8 +120,8 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward_cpu(
     if (needs_bias) grad_bias = sums;
   }
   return {
-      needs_x ? contiguous(torch_matmul(grad_z, *weight)) : none,
-      needs_weight ? contiguous(torch_matmul(permute(as_rows(grad_z), {1, 0}), as_rows(*x))) : none,
+      needs_x ? contiguous(torch_matmul(grad_z, weight)) : none,
+      needs_weight ? contiguous(torch_matmul(permute(as_rows(grad_z), {1, 0}), as_rows(x))) : none,
       grad_bias};
 }
 

@@ -36,23 +36,11 @@ Tensor finish_elements(const Tensor& z, const std::optional<Tensor>& residual,
                        const Finish& finish) {
   const Tensor y = empty(sizes(z), z);
   dispatch(dtype_of(z), [&]<class T>(Type<T>) {
-    if (residual) {
-      over_elements(
-          y,
-          [&](const Layout<3>& layout, const Tensor& y, const Tensor& z, const Tensor& r) {
-            elementwise<T, 2>(layout, mutable_data<T>(y), {data<T>(z), data<T>(r)},
-                              FinishElements<T>{finish}, current_stream(z));
-          },
-          z, *residual);
-    } else {
-      over_elements(
-          y,
-          [&](const Layout<2>& layout, const Tensor& y, const Tensor& z) {
-            elementwise<T, 1>(layout, mutable_data<T>(y), {data<T>(z)}, FinishElements<T>{finish},
-                              current_stream(z));
-          },
-          z);
-    }
+    const auto run = [&](const auto& layout, const Tensor& y, const auto&... in) {
+      elementwise<T, sizeof...(in)>(layout, mutable_data<T>(y), {data<T>(in)...},
+                                    FinishElements<T>{finish}, current_stream(y));
+    };
+    residual ? over_elements(y, run, z, *residual) : over_elements(y, run, z);
   });
   return y;
 }
@@ -119,14 +107,14 @@ std::tuple<Tensor, Tensor> linear_cuda(const Tensor& x, const Tensor& weight,
 }
 
 std::tuple<Tensor, Tensor, Tensor> linear_backward_cuda(
-    const Tensor& grad_y, const std::optional<Tensor>& x, const std::optional<Tensor>& weight,
-    const std::optional<Tensor>&, const std::optional<Tensor>& y, const Tensor& z,
-    int64_t activation, double scale, const std::optional<double>& low,
-    const std::optional<double>& high, bool tf32, bool needs_x, bool needs_weight,
-    bool needs_bias) {
+    const Tensor& grad_y, const Tensor& x, const Tensor& weight, const std::optional<Tensor>& bias,
+    const std::optional<Tensor>& y, const Tensor& z, int64_t activation, double scale,
+    const std::optional<double>& low, const std::optional<double>& high, bool tf32, bool needs_x,
+    bool needs_weight, bool needs_bias) {
   const Finish finish = finish_of(activation, scale, low, high);
-  const std::optional<Tensor> kept = check_backward(grad_y, x, weight, y, z, finish);
+  check_backward(grad_y, x, weight, bias);
   const DeviceGuard guard(grad_y.get_device_index());
+  const std::optional<Tensor> kept = differentiated_at(grad_y, x, weight, bias, y, z, finish);
   const Tensor none = no_tensor(grad_y);
   Tensor grad_z = grad_y, grad_bias = none;
   if (kept || needs_bias) {
@@ -152,21 +140,21 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward_cuda(
   Tensor grad_x = none, grad_weight = none;
   if (needs_x) {
     std::vector<int64_t> shape(sizes(grad_y).begin(), sizes(grad_y).end());
-    shape.back() = weight->size(1);
+    shape.back() = weight.size(1);
     grad_x = product(
         shape, n,
         [&]<class T>(Type<T>) {
-          return std::pair(operand_of<T>(grad_z, false), operand_of<T>(*weight, true));
+          return std::pair(operand_of<T>(grad_z, false), operand_of<T>(weight, true));
         },
-        [&] { return torch_matmul(grad_z, *weight); });
+        [&] { return torch_matmul(grad_z, weight); });
   }
   if (needs_weight) {
     grad_weight = product(
-        {n, x->size(x->dim() - 1)}, m,
+        {n, x.size(x.dim() - 1)}, m,
         [&]<class T>(Type<T>) {
-          return std::pair(operand_of<T>(grad_z, true), operand_of<T>(*x, true));
+          return std::pair(operand_of<T>(grad_z, true), operand_of<T>(x, true));
         },
-        [&] { return torch_matmul(permute(as_rows(grad_z), {1, 0}), as_rows(*x)); });
+        [&] { return torch_matmul(permute(as_rows(grad_z), {1, 0}), as_rows(x)); });
   }
   return {grad_x, grad_weight, grad_bias};
 }

@@ -65,8 +65,8 @@ def z(
 
 def backward_reference(
     grad_y: Tensor,
-    x: Tensor | None,
-    weight: Tensor | None,
+    x: Tensor,
+    weight: Tensor,
     bias: Tensor | None,
     y: Tensor | None,
     z: Tensor,
@@ -81,14 +81,13 @@ def backward_reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Through what follows the product, then two products and a sum."""
     grad = grad_y
-    if x is not None and weight is not None:
-        z = functional.linear(x, weight, bias)
     if activation != products.NONE or scale != 1.0 or low is not None or high is not None:
+        z = functional.linear(x, weight, bias)
         grad = products.finish_backward(grad_y, z, activation, scale, low, high)
     nothing = no_tensor(grad_y)
-    grad_x = grad @ weight if needs_x and weight is not None else nothing
+    grad_x = grad @ weight if needs_x else nothing
     grad_weight = nothing
-    if needs_weight and x is not None:
+    if needs_weight:
         grad_weight = products.rows_of(grad).t() @ products.rows_of(x)
     grad_bias = products.rows_of(grad).sum(0) if needs_bias else nothing
     return grad_x, grad_weight, grad_bias
@@ -101,6 +100,8 @@ def validate(
     residual: Tensor | None,
     activation: int,
     scale: float,
+    low: float | None,
+    high: float | None,
     tf32: bool,
 ) -> None:
     """The shapes and dtypes fit, and the options make sense."""
@@ -109,6 +110,8 @@ def validate(
         raise ValueError(f"opforge.linear: there is no activation {activation}")
     if not math.isfinite(scale):
         raise ValueError(f"opforge.linear: scale must be finite, got {scale}")
+    if any(limit is not None and math.isnan(limit) for limit in (low, high)):
+        raise ValueError(f"opforge.linear: the limits of clamp must not be NaN, got {(low, high)}")
     if tf32 and x.dtype != torch.float32:
         raise TypeError(f"opforge.linear: tf32=True is for float32, but x is {x.dtype}")
 
@@ -156,7 +159,7 @@ op = Op(
     reference=reference,
     statistics={"z": z},
     backward=Backward(
-        "linear_backward(Tensor grad_y, Tensor? x, Tensor? weight, Tensor? bias, Tensor? y, "
+        "linear_backward(Tensor grad_y, Tensor x, Tensor weight, Tensor? bias, Tensor? y, "
         "Tensor z, int activation, float scale, float? low, float? high, bool tf32, "
         "bool needs_x, bool needs_weight, bool needs_bias) "
         "-> (Tensor grad_x, Tensor grad_weight, Tensor grad_bias)",

@@ -8,9 +8,9 @@
 
 #include <cuda_runtime.h>
 #include <opforge/core/types.h>
-#include <opforge/families/product/activation.cuh>
 
 #include <cstdint>
+#include <opforge/families/product/activation.cuh>
 
 namespace opforge {
 

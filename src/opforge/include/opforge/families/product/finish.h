@@ -13,10 +13,10 @@ enum class Activation : int { none, relu, gelu, gelu_tanh, silu, sigmoid };
 // min(max(scale act(z), low), high)
 struct Finish {
   Activation activation = Activation::none;
-  float scale = 1.0f, low = 0.0f, high = 0.0f;
+  double scale = 1, low = 0, high = 0;
   bool limits = false;
 
-  bool changes() const { return activation != Activation::none || scale != 1.0f || limits; }
+  bool changes() const { return activation != Activation::none || scale != 1 || limits; }
 
   // What happens to the value of the activation. NaN stays.
   template <class A>

@@ -6,6 +6,7 @@
 #include <opforge/families/product/finish.h>
 #include <opforge/host.h>
 
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,10 +17,10 @@ inline Finish finish_of(int64_t activation, double scale, const std::optional<do
                         const std::optional<double>& high) {
   OPFORGE_CHECK(activation >= 0 && activation <= int64_t(Activation::sigmoid),
                 "there is no activation ", activation);
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  Finish finish{Activation(activation), float(scale)};
-  finish.low = low ? float(*low) : -kInfinity;
-  finish.high = high ? float(*high) : kInfinity;
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  Finish finish{Activation(activation), scale};
+  finish.low = low.value_or(-kInfinity);
+  finish.high = high.value_or(kInfinity);
   finish.limits = low || high;
   return finish;
 }
@@ -62,10 +63,16 @@ Tensor call_torch(const char* op, const char* overload, const Args&... args) {
 
 }  // namespace detail
 
-// x weightᵀ + bias by torch.
+// x weightᵀ + bias by torch. Unless all of them are contiguous, it rounds the product before it
+// adds the bias: at 16 bits, that is worth a copy.
 inline Tensor torch_linear(const Tensor& x, const Tensor& weight,
                            const std::optional<Tensor>& bias) {
-  return detail::call_torch("aten::linear", "", x, weight, bias);
+  const DType dtype = dtype_of(x);
+  if (!bias || dtype == DType::f32 || dtype == DType::f64) {
+    return detail::call_torch("aten::linear", "", x, weight, bias);
+  }
+  return detail::call_torch("aten::linear", "", contiguous(x), contiguous(weight),
+                            std::optional(contiguous(*bias)));
 }
 
 inline Tensor torch_matmul(const Tensor& a, const Tensor& b) {
