@@ -7,6 +7,10 @@
 
 namespace opforge::sim {
 
+// A namespace of their own, so that a call with one of them finds no function of this one by
+// itself.
+namespace tiles {
+
 // A matrix, or several, and the box that a copy moves: box_rows rows of 128 bytes.
 struct TensorMap {
   const unsigned char* data;
@@ -15,17 +19,6 @@ struct TensorMap {
   int element_bytes, box_rows;
   bool to_tf32;
 };
-
-// Strides in elements. Throws what the driver would refuse.
-OPFORGE_SIM_API TensorMap tensor_map(const void* data, int element_bytes, int64_t rows,
-                                     int64_t cols, int64_t row_stride, int64_t batches,
-                                     int64_t batch_stride, int box_rows, bool to_tf32);
-
-// To this block, or to those of the cluster whose bits are set in `blocks`.
-OPFORGE_SIM_API void tile_copy(void* to, const TensorMap& map, int col, int row, int batch,
-                               void* barrier, unsigned blocks);
-OPFORGE_SIM_API void tile_store(const TensorMap& map, int col, int row, int batch,
-                                const void* from);
 
 // The part of an operand that a product reads: in its boxes of shared memory from 32 bytes of each
 // row, or with outer_major from 128 bytes of some rows.
@@ -37,6 +30,22 @@ struct TileOperand {
 
   bool operator==(const TileOperand&) const = default;
 };
+
+}  // namespace tiles
+
+using tiles::TensorMap;
+using tiles::TileOperand;
+
+// Strides in elements. Throws what the driver would refuse.
+OPFORGE_SIM_API TensorMap tensor_map(const void* data, int element_bytes, int64_t rows,
+                                     int64_t cols, int64_t row_stride, int64_t batches,
+                                     int64_t batch_stride, int box_rows, bool to_tf32);
+
+// To this block, or to those of the cluster whose bits are set in `blocks`.
+OPFORGE_SIM_API void tile_copy(void* to, const TensorMap& map, int col, int row, int batch,
+                               void* barrier, unsigned blocks);
+OPFORGE_SIM_API void tile_store(const TensorMap& map, int col, int row, int batch,
+                                const void* from);
 
 // 64 rows of a times `columns` columns of b, along 32 bytes of the inner dim.
 struct Product {
