@@ -12,7 +12,7 @@ from opforge.op import Op, files_of
 
 # A pattern, its name and what to do. The message names the first one that matches a line.
 _CONSTRUCTS = [
-    (r"\bwgmma\b", "wgmma", "tensor-core kernels run on a GPU only"),
+    (r"\bwgmma\b(?!\.h\b)", "wgmma", "use warpgroup_multiply() of opforge/core/wgmma.h"),
     (r"\b(?:mma\.sync|wmma|tcgen05)\b", "tensor-core instructions", "they run on a GPU only"),
     (r"#\s*include\s*[<\"]cu(?:te|tlass)/", "CUTLASS", "kernels built on it run on a GPU only"),
     (r"#\s*include\s*<mma\.h>", "tensor-core instructions", "they run on a GPU only"),

@@ -8,6 +8,7 @@
 #include <opforge_sim/host_api.h>
 #include <opforge_sim/math.h>
 #include <opforge_sim/runtime.h>
+#include <opforge_sim/tiles.h>
 #include <opforge_sim/vector_types.h>
 #include <opforge_sim/warp.h>
 
@@ -18,6 +19,7 @@
 #define __device__
 #define __host__
 #define __constant__
+#define __grid_constant__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 // In front of the kernel a byte that does nothing for each thread of the bound: the simulator

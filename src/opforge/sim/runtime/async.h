@@ -2,11 +2,13 @@
 // Barriers with phases, and copies that land later: what a cluster has of them.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
 #include "knowledge.h"
+#include "products.h"
 #include "state.h"
 
 namespace opforge::sim {
@@ -24,6 +26,10 @@ struct Barrier {
   // The latest copy whose phase nobody has waited for.
   const void* unawaited = nullptr;
   uint32_t unawaited_phase = 0;
+  // The latest arrival from another block whose phase nobody has waited for.
+  Visit visit;
+  const Fiber* visitor = nullptr;
+  uint32_t visited_phase = 0;
 };
 
 // The bulk_store()s of a thread.
@@ -37,16 +43,24 @@ struct Stores {
 
 struct Copy {
   Fiber* thread;
-  void* to;
-  const void* from;  // null if it is sent
-  std::string sent;
+  std::function<void()> move;
   size_t bytes;
   uintptr_t barrier;  // 0 for a store, which belongs to a group
   uint32_t group;
 };
 
+// Barrier 1 to 15 of a block, for some of its threads.
+struct NamedBarrier {
+  int count = 0;
+  std::vector<Fiber*> came;
+  bool awaited = false;  // the previous kernel, by one of them
+  shadow::Knowledge telling;
+};
+
 struct Async {
   std::map<uintptr_t, Barrier> barriers;
+  std::map<std::pair<const Block*, int>, NamedBarrier> named;
+  std::map<std::pair<const Block*, int>, WarpGroup> groups;  // those that multiply
   std::map<const Fiber*, Stores> stores;
   std::vector<Copy> copies;  // in flight
 };
@@ -65,11 +79,14 @@ void bytes_landed(uintptr_t barrier, size_t bytes);
 void land_some(Worker& w);
 bool land_oldest(Worker& w);
 
-// Report copies that nobody waited for.
+// Report what nobody waited for.
 void check_stores(Worker& w, const Fiber& exits);
 void check_copies(Worker& w, const Block& exits);
+void check_arrivals(const Worker& w, const Block& exits);
 
 // "in wait() for phase 1 of the barrier …"
 std::string waits_for_copies(const Fiber& f);
+// "at barrier 3, where 96 of 128 threads have come, "
+std::string waits_for_named(const Fiber& f);
 
 }  // namespace opforge::sim

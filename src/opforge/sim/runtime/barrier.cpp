@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The barriers of opforge/core/async.h. A phase is over when all arrivals and all announced bytes
 // have come; who waits for it is woken then.
+#include <algorithm>
 #include <atomic>
 
-#include "async.h"
+#include "copies.h"
 #include "memory.h"
 #include "order.h"
 #include "report.h"
@@ -132,10 +133,10 @@ void know_published_barriers(Worker& w) {
   }
 }
 
-void barrier_arrive(void* barrier, uint32_t bytes) {
-  const auto address = reinterpret_cast<uintptr_t>(barrier);
-  const void* pc = __builtin_return_address(0);
-  Barrier& b = barrier_at(address, pc);
+namespace {
+
+void arrive(uintptr_t address, Barrier& b, uint32_t bytes, const void* pc) {
+  const Fiber& f = *worker->running;
   use(address, pc);
   if (b.missing == 0) {
     fail("barrier",
@@ -148,9 +149,49 @@ void barrier_arrive(void* barrier, uint32_t bytes) {
   if (b.announced - b.landed > kMost) {
     fail("barrier", " announces more bytes than a barrier can count, 1048575", pc);
   }
-  shadow::release(*worker->running, b.telling);
+  if (b.block == f.block) {
+    shadow::release(f, b.telling);
+  } else {
+    // Who waits asks for what its own block did. The reads of others are over all the same.
+    shadow::release_reads(f, b.telling);
+    b.visitor = &f;
+    b.visit = {pc, f.number, f.generation};
+    b.visited_phase = b.phases;
+  }
   end_phase_if_over(address, b, pc);
   if (worker->abandoned) abandon();
+}
+
+}  // namespace
+
+void barrier_arrive(void* barrier, uint32_t bytes) {
+  const auto address = reinterpret_cast<uintptr_t>(barrier);
+  const void* pc = __builtin_return_address(0);
+  arrive(address, barrier_at(address, pc), bytes, pc);
+}
+
+void barrier_arrive_at(void* barrier, int rank) {
+  const void* pc = __builtin_return_address(0);
+  barrier = peer_address(barrier, rank, pc);
+  check_started(rank, " arrives at a barrier of", pc);
+  const auto address = reinterpret_cast<uintptr_t>(barrier);
+  Barrier& b = barrier_at(address, pc, true);
+  if (b.block != worker->running->block) check_published(b, barrier, " arrives at", pc);
+  arrive(address, b, 0, pc);
+}
+
+void check_arrivals(const Worker& w, const Block& exits) {
+  uint32_t generation = 0;
+  for (const Fiber& f : exits.fibers) generation = std::max(generation, f.generation);
+  for (const auto& [address, b] : w.async->barriers) {
+    if (b.block != &exits || b.visit.pc == nullptr) continue;
+    if (b.visit.generation + 1 < generation / 2 * 2) continue;  // a cluster barrier came after it
+    report("not-running",
+           name_of(*b.visitor) + " arrives at a barrier of block " + name_of_block(exits) +
+               ", which may have exited: nobody there waits for it, and no cluster_sync() comes "
+               "after",
+           b.visit.pc);
+  }
 }
 
 void barrier_wait(void* barrier, uint32_t phase) {
@@ -169,6 +210,7 @@ void barrier_wait(void* barrier, uint32_t phase) {
     suspend();
   }
   if (b.unawaited_phase < b.phases) b.unawaited = nullptr;
+  if (b.visited_phase < b.phases) b.visit.pc = nullptr;
   shadow::acquire(f, b.told);
 }
 

@@ -45,6 +45,10 @@ std::string waits_for(const Fiber& f) {
     text = "at the barrier ";
   } else if (f.state == State::at_phase || f.state == State::at_copies) {
     text = waits_for_copies(f);
+  } else if (f.state == State::at_named_barrier) {
+    text = waits_for_named(f);
+  } else if (f.state == State::at_products) {
+    text = waits_for_products(f);
   } else if (f.state == State::at_cluster) {
     text = "at the cluster's barrier ";
   } else {
@@ -65,7 +69,10 @@ std::string who_waits(std::span<const Fiber> fibers) {
       continue;
     }
     uint64_t detail = f.state == State::in_warp ? f.offer.mask : 0;
-    if (f.state == State::at_phase) detail = f.awaits + f.phase;
+    if (f.state == State::at_phase || f.state == State::at_products) detail = f.awaits + f.phase;
+    if (f.state == State::at_named_barrier) {
+      detail = f.awaits + 16 * uint64_t(f.block->rank);
+    }
     auto& text = told[f.site.pc][detail];
     if (text.empty()) text = waits_for(f);
     auto& group = groups[text];
@@ -137,7 +144,7 @@ bool resolve_active_mask(Worker& w) {
 
 void exit_thread(Worker& w, Fiber& f) {
   Block& b = *f.block;
-  if (w.async != nullptr) check_stores(w, f);
+  if (w.async != nullptr) check_stores(w, f), check_products(w, f);
   f.state = State::done;
   --w.alive;
   --b.alive;
@@ -151,7 +158,7 @@ void exit_thread(Worker& w, Fiber& f) {
   try_complete_cluster(w);
   if (b.alive > 0) return;
   shadow::end_block(b);
-  if (w.async != nullptr) check_copies(w, b);
+  if (w.async != nullptr) check_copies(w, b), check_arrivals(w, b);
 }
 
 void run_thread() {

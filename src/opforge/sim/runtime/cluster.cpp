@@ -80,10 +80,11 @@ void* peer_address(void* shared, int rank, const void* pc) {
   }
   const auto [owner, part] = shadow::shared_at(w, reinterpret_cast<uintptr_t>(shared));
   if (owner != f.block) {
-    report(
-        "cluster",
-        name_of(f) + " gives in_block() or send() an address that is not in its own shared memory",
-        pc);
+    report("cluster",
+           name_of(f) +
+               " gives in_block(), send(), arrive_at() or tile_copy_to() an address that is not in "
+               "its own shared memory",
+           pc);
     abandon();
   }
   Block& block = w.blocks[size_t(rank)];

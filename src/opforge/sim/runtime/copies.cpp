@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Bulk copies. One that is asked for lands as late as it can, when no thread can go on without it,
 // or at any time where a seed shuffles; what is read meanwhile is NaN.
+#include "copies.h"
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
 
-#include "async.h"
 #include "memory.h"
 #include "order.h"
 #include "report.h"
@@ -20,67 +21,25 @@ namespace {
 
 uintptr_t number(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
-[[noreturn]] void refuse(const char* kind, const std::string& why, const void* pc) {
-  report(kind, name_of(*worker->running) + " asks for a bulk copy " + why, pc);
-  abandon();
+void check_aligned(const void* address, size_t alignment, const char* what, const void* pc) {
+  if (number(address) % alignment == 0) return;
+  refuse_copy("misaligned",
+              std::string("whose address in ") + what + " is " +
+                  std::to_string(number(address) % alignment) + " bytes past a multiple of " +
+                  std::to_string(alignment),
+              pc);
 }
 
-// Reports what no copy may be given. `writes`: to global memory.
+// Of whole bytes, not of tiles.
 void check(const void* global, const void* shared, uint32_t bytes, bool writes, const void* pc) {
-  for (const auto& [address, what] :
-       {std::pair(number(shared), "shared memory"), {number(global), "global memory"}}) {
-    if (address % 16 == 0) continue;
-    refuse("misaligned",
-           std::string("whose address in ") + what + " is " + std::to_string(address % 16) +
-               " bytes past a multiple of 16",
-           pc);
-  }
+  check_aligned(shared, 16, "shared memory", pc);
+  check_aligned(global, 16, "global memory", pc);
   if (bytes % 16 != 0) {
-    refuse("misaligned", "of " + std::to_string(bytes) + " bytes, which is no multiple of 16", pc);
+    refuse_copy("misaligned", "of " + std::to_string(bytes) + " bytes, which is no multiple of 16",
+                pc);
   }
-  const auto [owner, part] = shadow::shared_at(*worker, number(shared));
-  if (owner != worker->running->block ||
-      shadow::shared_at(*worker, number(global)).part != nullptr) {
-    refuse("bad-address", "that is not between global memory and the shared memory of its block",
-           pc);
-  }
-  if (bytes > size_t(part->memory + part->bytes - static_cast<const char*>(shared))) {
-    refuse("out-of-bounds",
-           "of " + std::to_string(bytes) + " bytes, more than there are from " +
-               shadow::memory_at(*worker, number(shared)),
-           pc);
-  }
-  if (__asan_region_is_poisoned != nullptr &&
-      __asan_region_is_poisoned(const_cast<void*>(global), bytes) != nullptr) {
-    refuse("out-of-bounds", "of " + std::to_string(bytes) + " bytes, which leaves its tensor", pc);
-  }
-  // Memory that is not there is to be found now, for the thread that asks.
-  worker->copies = pc;
-  for (size_t i = 0; bytes > 0 && i < size_t(bytes) + 4095; i += 4096) {
-    auto* const byte =
-        static_cast<char*>(const_cast<void*>(global)) + std::min<size_t>(i, bytes - 1);
-    if (writes) {
-      __atomic_fetch_or(byte, 0, __ATOMIC_RELAXED);  // what another host thread writes now stays
-    } else {
-      (void)*static_cast<const volatile char*>(byte);
-    }
-  }
-  worker->copies = nullptr;
-}
-
-void check_published(const Barrier& b, const void* barrier, const char* does, const void* pc) {
-  if (b.published) return;
-  report("missing-fence",
-         name_of(*worker->running) + does + " that tells the barrier in " +
-             shadow::memory_at(*worker, number(barrier)) +
-             ", which was made without publish_barriers() after it",
-         pc);
-}
-
-void expect_landing(Barrier& b, size_t bytes, const void* pc) {
-  b.asked_for += int64_t(bytes);
-  b.unawaited = pc;
-  b.unawaited_phase = b.phases;
+  check_shared_of_copy(shared, bytes, 16, pc);
+  check_global_of_copy(global, bytes, writes, pc);
 }
 
 bool in_flight(const Async& all, const Fiber& f, uint32_t groups) {
@@ -93,7 +52,7 @@ void land(Worker& w, size_t which) {
   Async& all = *w.async;
   const Copy copy = all.copies[which];
   all.copies.erase(all.copies.begin() + ptrdiff_t(which));
-  std::memcpy(copy.to, copy.from == nullptr ? copy.sent.data() : copy.from, copy.bytes);
+  copy.move();
   Fiber& f = *copy.thread;
   if (copy.barrier != 0) {
     bytes_landed(copy.barrier, copy.bytes);
@@ -102,13 +61,99 @@ void land(Worker& w, size_t which) {
   }
 }
 
+}  // namespace
+
+void refuse_copy(const char* kind, const std::string& why, const void* pc) {
+  report(kind, name_of(*worker->running) + " asks for a bulk copy " + why, pc);
+  abandon();
+}
+
+void check_shared_of_copy(const void* shared, size_t bytes, size_t alignment, const void* pc) {
+  check_aligned(shared, alignment, "shared memory", pc);
+  const auto [owner, part] = shadow::shared_at(*worker, number(shared));
+  if (owner != worker->running->block) {
+    refuse_copy("bad-address",
+                "that is not between global memory and the shared memory of its block", pc);
+  }
+  if (bytes > size_t(part->memory + part->bytes - static_cast<const char*>(shared))) {
+    refuse_copy("out-of-bounds",
+                "of " + std::to_string(bytes) + " bytes, more than there are from " +
+                    shadow::memory_at(*worker, number(shared)),
+                pc);
+  }
+}
+
+void check_global_of_copy(const void* global, size_t bytes, bool writes, const void* pc) {
+  if (shadow::shared_at(*worker, number(global)).part != nullptr) {
+    refuse_copy("bad-address",
+                "that is not between global memory and the shared memory of its block", pc);
+  }
+  if (__asan_region_is_poisoned != nullptr &&
+      __asan_region_is_poisoned(const_cast<void*>(global), bytes) != nullptr) {
+    refuse_copy("out-of-bounds", "of " + std::to_string(bytes) + " bytes, which leaves its tensor",
+                pc);
+  }
+  // Memory that is not there is to be found now, for the thread that asks.
+  worker->copies = pc;
+  for (size_t i = 0; bytes > 0 && i < bytes + 4095; i += 4096) {
+    auto* const byte =
+        static_cast<char*>(const_cast<void*>(global)) + std::min<size_t>(i, bytes - 1);
+    if (writes) {
+      __atomic_fetch_or(byte, 0, __ATOMIC_RELAXED);  // what another host thread writes now stays
+    } else {
+      (void)*static_cast<const volatile char*>(byte);
+    }
+  }
+  worker->copies = nullptr;
+}
+
+void check_published(const Barrier& b, const void* barrier, const std::string& does,
+                     const void* pc) {
+  if (b.published) return;
+  report("missing-fence",
+         name_of(*worker->running) + does + " the barrier in " +
+             shadow::memory_at(*worker, number(barrier)) +
+             ", which was made without publish_barriers() after it",
+         pc);
+}
+
+Barrier& barrier_of_copy(void* barrier, const char* does, const void* pc) {
+  Barrier& b = barrier_at(number(barrier), pc, true);
+  check_published(b, barrier, std::string(does) + " that tells", pc);
+  if (settings.race) shadow::access(number(barrier), 8, shadow::Kind::barrier, pc);
+  return b;
+}
+
+void check_started(int rank, const char* does, const void* pc) {
+  const Fiber& f = *worker->running;
+  if (rank == f.block->rank || f.generation >= 2) return;
+  report("not-running",
+         name_of(f) + does + " block " + name_of_block(worker->blocks[size_t(rank)]) +
+             ", which may not have started: no cluster barrier comes before",
+         pc);
+  abandon();
+}
+
+void land_later(Barrier& b, void* barrier, size_t bytes, std::function<void()> move,
+                const void* pc) {
+  b.asked_for += int64_t(bytes);
+  b.unawaited = pc;
+  b.unawaited_phase = b.phases;
+  async_of(*worker).copies.push_back({worker->running, std::move(move), bytes, number(barrier), 0});
+}
+
 Stores& stores_of(const Fiber& f) {
   Stores& stores = async_of(*worker).stores[&f];
   if (stores.engine == 0) stores.engine = new_engine();
   return stores;
 }
 
-}  // namespace
+void store_later(Stores& stores, size_t bytes, std::function<void()> move, const void* pc) {
+  stores.last = pc;
+  stores.last_group = stores.committed;
+  async_of(*worker).copies.push_back(
+      {worker->running, std::move(move), bytes, 0, stores.committed});
+}
 
 void land_some(Worker& w) {
   if (w.async->copies.empty() || w.random() % 4 != 0) return;
@@ -122,54 +167,40 @@ bool land_oldest(Worker& w) {
 }
 
 void bulk_copy(void* to, const void* from, uint32_t bytes, void* barrier) {
-  Fiber& f = *worker->running;
   const void* pc = __builtin_return_address(0);
-  Barrier& b = barrier_at(number(barrier), pc);
+  barrier_at(number(barrier), pc);
   check(from, to, bytes, false, pc);
-  check_published(b, barrier, " asks for a bulk copy", pc);
+  Barrier& b = barrier_of_copy(barrier, " asks for a bulk copy", pc);
   if (settings.traffic) traffic::copy(number(from), bytes, false);
   if (settings.race) {
     const shadow::Engine engine{b.engine, b.phases};
-    shadow::access(number(barrier), 8, shadow::Kind::barrier, pc);
     shadow::access(number(from), bytes, shadow::Kind::read, pc);
     shadow::access(number(to), bytes, shadow::Kind::copy_to, pc, &engine);
   }
   std::memset(to, 0xff, bytes);  // neither the old nor yet the new can be relied on
-  expect_landing(b, bytes, pc);
-  async_of(*worker).copies.push_back({&f, to, from, {}, bytes, number(barrier), 0});
+  land_later(b, barrier, bytes, [=] { std::memcpy(to, from, bytes); }, pc);
 }
 
 void send(void* to, const void* value, size_t bytes, void* barrier, int rank) {
-  Fiber& f = *worker->running;
   const void* pc = __builtin_return_address(0);
   to = peer_address(to, rank, pc);
   barrier = peer_address(barrier, rank, pc);
-  if (rank != f.block->rank && f.generation < 2) {
-    report("not-running",
-           name_of(f) + " sends to block " + name_of_block(worker->blocks[size_t(rank)]) +
-               ", which may not have started: no cluster barrier comes before",
-           pc);
-    abandon();
-  }
-  Barrier& b = barrier_at(number(barrier), pc, true);
-  check_published(b, barrier, " sends a value", pc);
+  check_started(rank, " sends to", pc);
+  Barrier& b = barrier_of_copy(barrier, " sends a value", pc);
   if (settings.race) {
     const shadow::Engine engine{b.engine, b.phases};
-    shadow::access(number(barrier), 8, shadow::Kind::barrier, pc);
     shadow::access(number(to), bytes, shadow::Kind::send, pc, &engine);
   }
-  shadow::release_reads(f, b.telling);
+  shadow::release_reads(*worker->running, b.telling);
   std::memset(to, 0xff, bytes);
-  expect_landing(b, bytes, pc);
-  const std::string captured(static_cast<const char*>(value), bytes);
-  async_of(*worker).copies.push_back({&f, to, nullptr, captured, bytes, number(barrier), 0});
+  const std::string sent(static_cast<const char*>(value), bytes);
+  land_later(b, barrier, bytes, [=] { std::memcpy(to, sent.data(), bytes); }, pc);
 }
 
 void bulk_store(void* to, const void* from, uint32_t bytes) {
-  Fiber& f = *worker->running;
   const void* pc = __builtin_return_address(0);
   check(to, from, bytes, true, pc);
-  Stores& stores = stores_of(f);
+  Stores& stores = stores_of(*worker->running);
   if (settings.traffic) traffic::copy(number(to), bytes, true);
   if (settings.race) {
     const shadow::Engine reads{stores.engine, stores.committed};
@@ -177,9 +208,7 @@ void bulk_store(void* to, const void* from, uint32_t bytes) {
     shadow::access(number(from), bytes, shadow::Kind::copy_from, pc, &reads);
     shadow::access(number(to), bytes, shadow::Kind::copy_to, pc, &writes);
   }
-  stores.last = pc;
-  stores.last_group = stores.committed;
-  async_of(*worker).copies.push_back({&f, to, from, {}, bytes, 0, stores.committed});
+  store_later(stores, bytes, [=] { std::memcpy(to, from, bytes); }, pc);
 }
 
 void bulk_commit() { ++stores_of(*worker->running).committed; }

@@ -14,6 +14,10 @@ namespace {
 
 const char kDynamic = 0;  // the key of dynamic shared memory
 
+// Addresses are the same in all blocks as far as tiles and their swizzle go (1024 bytes). Dynamic
+// shared memory is aligned to no more than it promises: a kernel that needs more aligns it itself.
+constexpr size_t kAlignment = 1024, kPromised = 128;
+
 }  // namespace
 
 SharedPart& shared_of(Block& b, const void* key, size_t bytes, size_t alignment, const void* pc) {
@@ -24,10 +28,13 @@ SharedPart& shared_of(Block& b, const void* key, size_t bytes, size_t alignment,
     if (p.key != key && p.key != &kDynamic && p.taken) fixed += p.bytes;
   }
   if (part == nullptr) {
-    void* memory = nullptr;
-    // Of this very size, so that AddressSanitizer sees its end.
-    if (posix_memalign(&memory, std::max(alignment, size_t(128)), bytes) != 0) std::abort();
-    part = &b.shared.emplace_back(SharedPart{key, bytes, static_cast<char*>(memory), false});
+    void* allocated = nullptr;
+    const size_t before = key == &kDynamic ? kPromised : 0;
+    // Nothing behind it, so that AddressSanitizer sees its end.
+    if (posix_memalign(&allocated, std::max(alignment, kAlignment), before + bytes) != 0)
+      std::abort();
+    char* const memory = static_cast<char*>(allocated) + before;
+    part = &b.shared.emplace_back(SharedPart{key, bytes, memory, false, allocated});
   }
   if (!part->taken) {
     const size_t all = fixed + worker->launch->shared_bytes;
@@ -54,7 +61,7 @@ void* shared_memory(const void* key, size_t bytes, size_t alignment) {
 }
 
 void* dynamic_shared() {
-  return shared_of(*worker->running->block, &kDynamic, worker->launch->shared_bytes, 128,
+  return shared_of(*worker->running->block, &kDynamic, worker->launch->shared_bytes, kPromised,
                    __builtin_return_address(0))
       .memory;
 }

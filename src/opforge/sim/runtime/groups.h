@@ -42,10 +42,13 @@ class Groups {
 
   // Makes `a` stand for the parts and one more.
   void put(Access& a, Group parts, const Part& more) {
-    if (more.warp != Part::kCopy) {  // a thread's last access stands for those before
-      for (Part& p : parts) p.lanes &= p.warp == more.warp ? ~more.lanes : ~0u;
-      std::erase_if(parts, [](const Part& p) { return p.lanes == 0; });
+    // A thread's last access stands for those before, and so does an engine's.
+    for (Part& p : parts) {
+      if (p.warp != more.warp) continue;
+      if (p.warp != Part::kCopy) p.lanes &= ~more.lanes;
+      if (p.warp == Part::kCopy && p.lanes == more.lanes && p.stamp <= more.stamp) p.lanes = 0;
     }
+    std::erase_if(parts, [](const Part& p) { return p.lanes == 0; });
     const auto same = std::find_if(parts.begin(), parts.end(), [&](const Part& p) {
       return p.warp == more.warp && p.stamp == more.stamp && p.warp != Part::kCopy;
     });

@@ -239,7 +239,7 @@ void work(Launch& l) {
   }
   worker = nullptr;
   for (const Block& b : w.blocks) {
-    for (const SharedPart& part : b.shared) free(part.memory);
+    for (const SharedPart& part : b.shared) free(part.allocated);
   }
 }
 

@@ -92,7 +92,8 @@ bool ordered(const Fiber& f, const Access& a, bool read) {
 }
 
 void join(const Fiber& f, Access& others, const Access& mine, bool read) {
-  if (ordered(f, others, read)) {
+  const bool same_engine = others.copy && mine.copy && others.lanes == mine.lanes;
+  if ((same_engine && others.stamp <= mine.stamp) || ordered(f, others, read)) {
     others = mine;
   } else if (!of_this_launch(others)) {
     others = mine;

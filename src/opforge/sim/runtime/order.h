@@ -26,7 +26,8 @@ void tell(const Worker& w, uintptr_t address, bool shared);
 
 // Arriving at a barrier tells what the thread did; having waited is to know what was told.
 void release(const Fiber& f, Knowledge& telling);
-// Sending tells that what the thread read has been read, not what it wrote.
+// Sending, and arriving in another block, tells that what the thread read has been read, not what
+// it wrote.
 void release_reads(const Fiber& f, Knowledge& telling);
 void acquire(const Fiber& f, const Knowledge& told);
 

@@ -24,11 +24,14 @@ struct Access {
   // Of a copy its phase.
   uint32_t stamp = 0;
   uint32_t lanes = 0;  // of the warp; of a copy its engine
-  // Of many warps another thread or a group, of many blocks another moment, of a copy that writes
-  // whether it was sent.
+  // Of many warps another thread or a group, of many blocks another moment, of a copy whether it
+  // was sent or is a product.
   uint32_t second = 0;
+  static constexpr uint32_t kSent = 1, kProduct = 2;
 
-  bool sent() const { return copy && second == 1; }
+  bool sent() const { return copy && second == kSent; }
+  bool multiplied() const { return copy && second == kProduct; }
+  bool operator==(const Access&) const = default;
 };
 
 struct Cell {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "report.h"
 
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <set>
@@ -32,6 +33,11 @@ struct Reports {
 };
 Reports reports;
 
+// Headers that only call the simulator.
+constexpr const char* kThin[] = {"opforge/core/async.h",     "opforge/core/cluster.h",
+                                 "opforge/core/launch.h",    "opforge/core/tensor_map.h",
+                                 "opforge/core/warpgroup.h", "opforge/core/wgmma.h"};
+
 // A return address lies behind the call; one byte back is inside it.
 const void* before(const void* pc) {
   return pc == nullptr ? nullptr : static_cast<const char*>(pc) - 1;
@@ -46,9 +52,8 @@ std::string describe(const void* pc) {
     const std::string shown = base_name(place);
     if (place.empty()) continue;
     if (place.find("opforge_sim/") != std::string::npos || shown.starts_with("cuda_runtime.h") ||
-        place.find("opforge/core/async.h") != std::string::npos ||
-        place.find("opforge/core/cluster.h") != std::string::npos ||
-        place.find("opforge/core/launch.h") != std::string::npos)
+        std::ranges::any_of(
+            kThin, [&](const char* header) { return place.find(header) != std::string::npos; }))
       continue;
     if (shown.starts_with("tuple:") || shown.starts_with("invoke.h:") ||
         shown.starts_with("host_api.h:"))

@@ -23,9 +23,11 @@ const char* const kVerbs[] = {" reads ",
                               " uses the barrier in ",
                               " asks for a bulk copy to ",
                               " asks for a bulk copy from ",
-                              " sends to "};
+                              " sends to ",
+                              " multiplies what is in "};
 
 std::string why_not_over(const Access& copy, bool wrote) {
+  if (copy.multiplied()) return "without warpgroup_wait() before it";
   if (!wrote) return "without bulk_wait_read() before it";
   if (copy.stamp == Engine::kNever) return "which is seen in later kernels only";
   const std::string early = copy.sent() ? "sent" : "asked for";
@@ -59,7 +61,9 @@ void report_race(Worker& w, const Fiber& f, uintptr_t address, Kind kind, const 
   const bool sent = copy && other.sent();
   const char* did = sent ? "sent" : other_wrote ? "wrote" : "read";
   const std::string text = sim::name_of(f) + kVerbs[int(kind)] + memory_at(w, address) + " that " +
-                           (copy && !sent ? "a bulk copy of " : "") +
+                           (copy && other.multiplied() ? "a product of "
+                            : copy && !sent            ? "a bulk copy of "
+                                                       : "") +
                            shadow::name_of(other, f, !other_wrote) + " " + did + ", " + reason;
   const char* label = copy && !sent ? "asked for" : did;
   report(told ? "missing-fence" : "race", text, pc,
@@ -103,8 +107,8 @@ void visit(Worker& w, const Fiber& f, Block& there, Kind kind, const void* pc) {
   } else if (there.alive == 0) {
     report_not_running(w, there, f.block->number, f.number, "has exited", pc);
   }
-  // That block waits for what is sent to it.
-  if (kind == Kind::send || kind == Kind::barrier) return;
+  // That block waits for what is sent or copied to it.
+  if (kind == Kind::send || kind == Kind::copy_to || kind == Kind::barrier) return;
   there.visits[size_t(f.block->rank)] = {pc, f.number, f.generation};
 }
 
@@ -132,13 +136,14 @@ void access(uintptr_t address, size_t bytes, Kind kind, const void* pc, const En
   Worker& w = *worker;
   const Fiber& f = *w.running;
   const bool writes = kind == Kind::write || kind == Kind::copy_to || kind == Kind::send;
-  const bool reads = kind == Kind::read || kind == Kind::copy_from;
+  const bool reads = kind == Kind::read || kind == Kind::copy_from || kind == Kind::multiply;
   Access mine;
   mine.pc = reinterpret_cast<uintptr_t>(pc);
   mine.thread = uint64_t(f.number);
   mine.moment = f.moment;
   mine.copy = engine != nullptr;
-  mine.second = kind == Kind::send;
+  if (kind == Kind::send) mine.second = Access::kSent;
+  if (kind == Kind::multiply) mine.second = Access::kProduct;
   mine.stamp = engine ? engine->phase : f.block->warps[size_t(f.warp())].clock;
   mine.lanes = engine ? engine->number : 1u << f.lane();
   if (kind == Kind::write || w.blocks.size() > 1) {
@@ -161,6 +166,20 @@ void access(uintptr_t address, size_t bytes, Kind kind, const void* pc, const En
       join(f, reads ? cell.read : cell.atomic, mine, reads);
     }
   });
+}
+
+void note_writes(uintptr_t address, size_t bytes, std::vector<Written>& writes) {
+  pages.visit(address, bytes, [&](const Cell& cell, uintptr_t at, size_t) {
+    const auto known = [&](const Written& w) { return w.by == cell.write; };
+    if (std::none_of(writes.rbegin(), writes.rend(), known)) writes.push_back({cell.write, at});
+  });
+}
+
+void check_writes(const std::vector<Written>& writes, Kind kind, const void* pc) {
+  const Fiber& f = *worker->running;
+  for (const Written& w : writes) {
+    if (!ordered(f, w.by, false)) report_race(*worker, f, w.address, kind, pc, w.by, true);
+  }
 }
 
 }  // namespace shadow

@@ -8,13 +8,17 @@
 // it, and before what is done by those who know that its phase is over.
 #pragma once
 
+#include <vector>
+
+#include "pages.h"
 #include "state.h"
 
 namespace opforge::sim::shadow {
 
-enum class Kind { read, write, atomic, barrier, copy_to, copy_from, send };
+enum class Kind { read, write, atomic, barrier, copy_to, copy_from, send, multiply };
 
-// Makes asynchronous copies. They are over for threads that know that their barrier's phase is.
+// Makes asynchronous copies, or products. They are over for threads that know that their barrier's
+// phase is.
 struct Engine {
   static constexpr uint32_t kNever = ~0u;  // a phase that is over with the kernel
   uint32_t number, phase;
@@ -31,5 +35,14 @@ void fresh_shared(const void* address, size_t bytes);
 
 void access(uintptr_t address, size_t bytes, Kind kind, const void* pc,
             const Engine* engine = nullptr);
+
+// A product is asked for by all threads of a warp group, one after the other. The first one's
+// access() is followed by note_writes(); the others check that the same is over for them, too.
+struct Written {
+  Access by;
+  uintptr_t address;  // the first
+};
+void note_writes(uintptr_t address, size_t bytes, std::vector<Written>& writes);
+void check_writes(const std::vector<Written>& writes, Kind kind, const void* pc);
 
 }  // namespace opforge::sim::shadow

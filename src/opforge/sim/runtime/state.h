@@ -34,6 +34,8 @@ enum class State : uint8_t {
   at_cluster,
   at_phase,
   at_copies,
+  at_named_barrier,
+  at_products,
   done
 };
 
@@ -58,8 +60,8 @@ struct Fiber {
   // Two for each cluster barrier behind it, and one more if it has arrived at the next.
   uint32_t generation = 0;
   uint32_t cluster_ordered = 0;  // the last of those barriers that orders memory, counted from 1
-  uintptr_t awaits = 0;          // a barrier of async.h
-  uint32_t phase = 0;            // its phase, or the groups of copies that must be over
+  uintptr_t awaits = 0;          // a barrier of async.h, or the id of a named one
+  uint32_t phase = 0;            // its phase, or the groups of copies or products that must be over
 
   int lane() const { return number % kWarp; }
   int warp() const { return number / kWarp; }
@@ -79,6 +81,7 @@ struct SharedPart {
   size_t bytes;
   char* memory;
   bool taken;  // by the block being executed
+  void* allocated;
 };
 
 // Of another block's shared memory.

@@ -155,10 +155,10 @@ void end_cluster() {
 
 void barrier() { totals.barriers += settings.traffic != 0; }
 
-void copy(uintptr_t address, size_t bytes, bool write) {
+void copy(uintptr_t address, size_t bytes, bool write, bool first) {
   touch(address, bytes, write);
   const uint64_t sectors = (address % kSector + bytes + kSector - 1) / kSector;
-  ++totals.requests[write];
+  totals.requests[write] += first;
   totals.bytes[write] += bytes;
   totals.sectors[write] += sectors;
   totals.fewest[write] += std::min<uint64_t>(sectors, (bytes + 31) / kSector);

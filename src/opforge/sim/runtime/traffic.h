@@ -10,7 +10,8 @@ void begin_launch(const Launch& l);
 void end_launch(const Launch& l);
 void end_cluster();
 void barrier();
-void copy(uintptr_t address, size_t bytes, bool write);  // to or from global memory, in bulk
+// To or from global memory, in bulk. One copy is one request, which several pieces may make up.
+void copy(uintptr_t address, size_t bytes, bool write, bool first = true);
 void access(uintptr_t address, size_t bytes, bool write, const void* pc);
 
 }  // namespace opforge::sim::traffic

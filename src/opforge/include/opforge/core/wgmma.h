@@ -34,11 +34,7 @@ enum class Major { inner, outer };
 
 #if defined(OPFORGE_SIM)
 
-// An operand in shared memory.
-struct TileOperand {
-  const unsigned char* start;
-  int outer_step;  // Major::outer: bytes from a box to the next, along the outer dim
-};
+using sim::TileOperand;
 
 #else
 
@@ -54,11 +50,11 @@ struct TileOperand {
 // box_bytes further.
 template <Major major>
 __device__ __forceinline__ TileOperand tile_operand(const void* box, int step, int box_bytes = 0) {
+#if defined(OPFORGE_SIM)
+  return {static_cast<const unsigned char*>(box), step, box_bytes, major == Major::outer};
+#else
   // 16 inner indices are 16 rows of an outer-major box.
   const int offset = major == Major::inner ? step * kMultiplyBytes : step * 16 * kTileWidth;
-#if defined(OPFORGE_SIM)
-  return {static_cast<const unsigned char*>(box) + offset, box_bytes};
-#else
   const auto field = [](uint32_t bytes) { return uint64_t(bytes >> 4 & 0x3fff); };
   constexpr uint64_t kSwizzle128 = uint64_t(1) << 62;
   constexpr uint32_t kEightRows = 8 * kTileWidth;
@@ -70,14 +66,18 @@ __device__ __forceinline__ TileOperand tile_operand(const void* box, int step, i
 
 // Before the first warpgroup_multiply(), and after registers of the sums were written otherwise.
 __device__ __forceinline__ void warpgroup_arrive() {
-#if !defined(OPFORGE_SIM) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(OPFORGE_SIM)
+  sim::warpgroup_arrive();
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
 
 // Makes a group of the products asked for since the last one.
 __device__ __forceinline__ void warpgroup_commit() {
-#if !defined(OPFORGE_SIM) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(OPFORGE_SIM)
+  sim::warpgroup_commit();
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
@@ -85,7 +85,9 @@ __device__ __forceinline__ void warpgroup_commit() {
 // Until all groups but the N latest are done.
 template <int N>
 __device__ __forceinline__ void warpgroup_wait() {
-#if !defined(OPFORGE_SIM) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(OPFORGE_SIM)
+  sim::warpgroup_wait(N);
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 #endif
 }
@@ -103,23 +105,17 @@ namespace detail {
 
 #if defined(OPFORGE_SIM)
 
-// One product, computed at once by each thread for its own values.
-template <class T, Major major>
-inline float tile_element(const TileOperand& x, int outer, int inner) {
-  int64_t offset;
-  if constexpr (major == Major::inner) {
-    offset = outer * kTileWidth + inner * int64_t(sizeof(T));
-  } else {
-    constexpr int kAcross = kTileWidth / sizeof(T);
-    offset = outer / kAcross * int64_t(x.outer_step) + inner * kTileWidth +
-             outer % kAcross * int64_t(sizeof(T));
+// Elements as the tensor cores take them.
+template <class T>
+inline void widen_operand(const void* from, float* to, int count) {
+  for (int i = 0; i < count; ++i) {
+    T value;
+    memcpy(&value, static_cast<const T*>(from) + i, sizeof value);
+    to[i] = widen(value);
+    // Of a float the last 13 bits are not looked at.
+    if constexpr (sizeof(T) == 4)
+      to[i] = std::bit_cast<float>(std::bit_cast<uint32_t>(to[i]) & ~0x1fffu);
   }
-  // Bits of the address are swizzled, as the copy engine does.
-  uintptr_t address = reinterpret_cast<uintptr_t>(x.start) + uintptr_t(offset);
-  address ^= (address / kTileWidth % 8) * 16;
-  T value;
-  memcpy(&value, reinterpret_cast<const void*>(address), sizeof value);
-  return widen(value);
 }
 
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -179,20 +175,8 @@ __device__ __forceinline__ void warpgroup_multiply(float (&sums)[N / 2], const T
                                                    const TileOperand& b, bool add) {
   static_assert(N % 64 == 0 && N >= 64 && N <= 256);
 #if defined(OPFORGE_SIM)
-  const int thread = int(threadIdx.x % 128), row = thread / 32 * 16 + thread % 32 / 4;
-  constexpr int kInner = kMultiplyBytes / int(sizeof(T));
-  float left[2][kInner];
-  for (int half_row = 0; half_row < 2; ++half_row) {
-    for (int k = 0; k < kInner; ++k)
-      left[half_row][k] = detail::tile_element<T, major_a>(a, row + 8 * half_row, k);
-  }
-  for (int i = 0; i < N / 2; ++i) {
-    const int col = i / 4 * 8 + thread % 4 * 2 + i % 2;
-    float sum = add ? sums[i] : 0.0f;
-    for (int k = 0; k < kInner; ++k)
-      sum = fmaf(left[i / 2 % 2][k], detail::tile_element<T, major_b>(b, col, k), sum);
-    sums[i] = sum;
-  }
+  static_assert(sizeof(T) == 2 || (major_a == Major::inner && major_b == Major::inner));
+  sim::warpgroup_multiply(sums, {a, b, N, int(sizeof(T)), detail::widen_operand<T>, add});
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
   detail::multiply<T, N, major_a, major_b>(sums, a.descriptor, b.descriptor, int(add));
 #endif

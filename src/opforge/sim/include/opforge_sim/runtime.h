@@ -66,6 +66,7 @@ OPFORGE_SIM_API void* in_block(void* shared, int rank);
 OPFORGE_SIM_API void barrier_init(void* barrier, int arrivals);
 OPFORGE_SIM_API void publish_barriers();
 OPFORGE_SIM_API void barrier_arrive(void* barrier, uint32_t bytes);
+OPFORGE_SIM_API void barrier_arrive_at(void* barrier, int rank);
 OPFORGE_SIM_API void barrier_wait(void* barrier, uint32_t phase);
 OPFORGE_SIM_API void bulk_copy(void* to, const void* from, uint32_t bytes, void* barrier);
 OPFORGE_SIM_API void send(void* to, const void* value, size_t bytes, void* barrier, int rank);
