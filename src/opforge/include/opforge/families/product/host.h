@@ -55,10 +55,7 @@ Tensor call_torch(const char* op, const char* overload, const Args&... args) {
   StableIValue stack[] = {torch::stable::detail::from(args)...};
   OPFORGE_CHECK(torch_call_dispatcher(op, overload, stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS,
                 "opforge: torch's ", op, " failed; out of memory?");
-  const Tensor made = torch::stable::detail::to<Tensor>(stack[0]);
-  sim::note_new(made);
-  sim::note_filled(made);
-  return made;
+  return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
 }  // namespace detail
