@@ -100,6 +100,9 @@ def _flat(args: tuple[Any, ...]) -> Iterator[Any]:
             yield a
 
 
+_entered: list[RandomRounding] = []
+
+
 class RandomRounding(Mode):
     """A mode that moves every float64 result by a random rounding of ``compute``'s precision.
 
@@ -162,6 +165,14 @@ class RandomRounding(Mode):
         if isinstance(result, (tuple, list)):
             return type(result)(self._rounded(r) for r in result)
         return self._rounded(result, self._function_unit if name in _FUNCTIONS else self._unit)
+
+    def __enter__(self) -> RandomRounding:
+        _entered.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        _entered.pop()
 
     def _signs(self, like: Tensor) -> Tensor:
         """Random 1 and -1. These are the extremes, so that averages do not hide the worst case."""
@@ -376,6 +387,31 @@ def random_rounding(value: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
         return value
     mode = RandomRounding(dtype, seed)
     return mode._moved(value, value.abs() * (mode._unit / 2))
+
+
+def coarse(x: Tensor, bits: int, gradient: bool = False) -> Tensor:
+    """``x``, which a kernel may round to so many bits, counting the leading one.
+
+    A reference says so of operands that are shortened on purpose, as TF32 does. It changes nothing
+    but in a :class:`RandomRounding`. With ``gradient``, it says so of the gradient of ``x``.
+    """
+    result: Tensor = _Coarse.apply(x, bits, gradient) if _entered else x
+    return result
+
+
+class _Coarse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bits: int, gradient: bool) -> Tensor:
+        ctx.bits, ctx.gradient = bits, gradient
+        return x.clone() if gradient else _shortened(x, bits)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return coarse(grad, ctx.bits) if ctx.gradient else grad, None, None
+
+
+def _shortened(x: Tensor, bits: int) -> Tensor:
+    return _entered[-1]._rounded(x, 2.0**-bits) if _entered and x.numel() else x.clone()
 
 
 def _is_wide(value: Any) -> bool:

@@ -31,6 +31,16 @@ def code_of(op: str, activation: str | None) -> int:
     return NAMES.index(activation)
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, tf32: bool) -> Tensor:
+    """``x @ weight.T + bias``. With ``tf32``, kernels may round what they multiply to 11 bits."""
+    if not tf32:
+        return functional.linear(x, weight, bias)
+    from opforge.truth.rounding import coarse
+
+    bits = 11
+    return coarse(functional.linear(coarse(x, bits), coarse(weight, bits), bias), bits, True)
+
+
 def finish(
     z: Tensor, activation: int, scale: float, low: float | None, high: float | None
 ) -> Tensor:

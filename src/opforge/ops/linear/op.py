@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from opforge.op import FLOATS, Backward, Build, Make, Op
 from opforge.ops.families import products
@@ -33,7 +32,8 @@ def reference(
     save: bool,
 ) -> Tensor:
     """The formula."""
-    y = products.finish(functional.linear(x, weight, bias), activation, scale, low, high)
+    z = products.linear(x, weight, bias, tf32)
+    y = products.finish(z, activation, scale, low, high)
     return y if residual is None else y + residual
 
 
@@ -54,13 +54,14 @@ def z(
     scale: float,
     low: float | None,
     high: float | None,
+    tf32: bool,
     save: bool,
 ) -> Tensor:
     """The product before the activation, if the backward needs it."""
     changes = activation != products.NONE or low is not None or high is not None
     if not save or not changes or uses_y(activation, scale, low, high, residual is not None):
         return no_tensor(x)
-    return functional.linear(x, weight, bias)
+    return products.linear(x, weight, bias, tf32)
 
 
 def backward_reference(
@@ -82,7 +83,7 @@ def backward_reference(
     """Through what follows the product, then two products and a sum."""
     grad = grad_y
     if activation != products.NONE or scale != 1.0 or low is not None or high is not None:
-        z = functional.linear(x, weight, bias)
+        z = products.linear(x, weight, bias, tf32)
         grad = products.finish_backward(grad_y, z, activation, scale, low, high)
     nothing = no_tensor(grad_y)
     grad_x = grad @ weight if needs_x else nothing

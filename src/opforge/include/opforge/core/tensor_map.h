@@ -58,7 +58,7 @@ inline bool can_map(const T* data, const MatrixExtent& x) {
     return bytes % 16 == 0 && bytes < int64_t(1) << 40;
   };
   constexpr int64_t kMost = int64_t(1) << 31;  // coordinates are 32-bit
-  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && whole(x.row_stride) &&
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && (x.rows == 1 || whole(x.row_stride)) &&
          (x.batches == 1 || whole(x.batch_stride)) && x.rows < kMost && x.cols < kMost &&
          x.batches < kMost && x.rows > 0 && x.cols > 0 && x.batches > 0;
 }
@@ -103,10 +103,10 @@ inline TensorMap tensor_map(const T* data, const MatrixExtent& x, int box_rows,
   static const detail::Encode encode = detail::find_encode();
   constexpr int64_t size = sizeof(T);
   const cuuint64_t extents[3] = {cuuint64_t(x.cols), cuuint64_t(x.rows), cuuint64_t(x.batches)};
-  // Strides of dims with one index are not used, but must be valid.
-  const cuuint64_t row_bytes = cuuint64_t(x.rows == 1 ? 16 : x.row_stride * size);
-  const cuuint64_t strides[2] = {row_bytes,
-                                 cuuint64_t(x.batches == 1 ? 16 : x.batch_stride * size)};
+  // A dim with one index has any stride, also one that the driver would refuse.
+  const int64_t row_bytes = x.rows == 1 ? (x.cols * size + 15) / 16 * 16 : x.row_stride * size;
+  const int64_t batch_bytes = x.batches == 1 ? x.rows * row_bytes : x.batch_stride * size;
+  const cuuint64_t strides[2] = {cuuint64_t(row_bytes), cuuint64_t(batch_bytes)};
   const cuuint32_t box[3] = {cuuint32_t(kTileWidth / size), cuuint32_t(box_rows), 1};
   const cuuint32_t steps[3] = {1, 1, 1};
   TensorMap result;

@@ -25,7 +25,8 @@ constexpr bool kShort = sizeof(T) == 2;
 // of the last two, are 0 if they are below 2^-126.
 __device__ __forceinline__ float roughly_exp2(float x) {
 #if defined(OPFORGE_SIM)
-  return exp2f(x);
+  const float y = exp2f(x);
+  return y < 0x1p-126f ? 0.0f : y;
 #else
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -248,8 +248,8 @@ struct HopperProduct {
       int batch, row, col;
       work.locate(p, t, batch, row, col);
       if (threadIdx.x == 0) fetch_tile(maps, work, s, batch, row, col, at);
+      __syncwarp();  // barriers of clusters are for whole warps
       if constexpr (Tile::kSplit > 1) {  // takes part in exchange()
-        __syncwarp();
         for (int i = 0; i < 3; ++i) cluster_sync();
       }
     }
