@@ -21,11 +21,14 @@ bool has_kernel(DType dtype, bool tf32, int64_t m, int64_t n, int64_t k) {
 // result = a b, where b is given as its columns. False where there is no kernel for it.
 template <class T>
 bool product_into(const Tensor& result, const Operand& a, const Operand& b,
-                  const LinearOptions& options, const Tensor* z,
+                  const LinearOptions& options, const std::optional<Tensor>& bias, const Tensor* z,
                   const std::optional<MatrixView>& residual) {
   ProductCall call{dtype_of(result), a.outer, b.outer, a.inner};
   call.a = a.view, call.b[0] = b.view;
   call.out[0] = matrix_of(result, b.outer);
+  if (bias) {
+    call.columns[0] = {bias->const_data_ptr(), dtype_of(*bias), strides(*bias)[0]};
+  }
   if (z != nullptr) call.out[call.outs++] = matrix_of(*z, b.outer);
   if (residual) {
     call.in[call.ins++] = {const_cast<void*>(residual->tensor.const_data_ptr()),
@@ -99,10 +102,8 @@ std::tuple<Tensor, Tensor> linear_cuda(const Tensor& x, const Tensor& weight,
     if (added && added->col_stride != 1) added = as_matrix(contiguous(*residual));
     bool done = false;
     dispatch(dtype_of(x), [&]<class T>(Type<T>) {
-      LinearOptions options{nullptr, 1, finish, added.has_value()};
-      if (bias) options.bias = bias->const_data_ptr(), options.bias_step = strides(*bias)[0];
-      done = product_into<T>(y, operand_of<T>(x, false), operand_of<T>(weight, false), options,
-                             keeps ? &z : nullptr, added);
+      done = product_into<T>(y, operand_of<T>(x, false), operand_of<T>(weight, false),
+                             {finish, added.has_value()}, bias, keeps ? &z : nullptr, added);
     });
     if (done) return {y, z};
   }
@@ -137,7 +138,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_backward_cuda(
     if (has_kernel(dtype_of(grad_y), tf32, rows, cols, inner)) {
       dispatch(dtype_of(grad_y), [&]<class T>(Type<T> type) {
         const auto [a, b] = operands(type);
-        done = product_into<T>(result, a, b, {}, nullptr, {});
+        done = product_into<T>(result, a, b, {}, {}, nullptr, {});
       });
     }
     return done ? result : contiguous(by_torch());

@@ -12,17 +12,14 @@
 namespace opforge {
 
 struct LinearOptions {
-  const void* bias = nullptr;
-  int64_t bias_step = 1;
   Finish finish;
   bool adds = false;  // the residual, call.in[0]
 };
 
 template <class T, class Tile, Major a, Major b>
 bool run_linear(const ProductCall& call, const LinearOptions& options) {
-  using Epilogue = LinearEpilogue<T>;
-  return run_hopper<HopperProduct<T, Tile, a, b, Epilogue>>(
-      call, {static_cast<const T*>(options.bias), options.bias_step, options.finish, options.adds});
+  return run_hopper<HopperProduct<T, Tile, a, b, LinearEpilogue<T>>>(
+      call, {options.finish, options.adds});
 }
 
 template <class Tile, Major a, Major b>

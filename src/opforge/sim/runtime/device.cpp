@@ -16,7 +16,7 @@ const char kDynamic = 0;  // the key of dynamic shared memory
 
 // Addresses are the same in all blocks as far as tiles and their swizzle go (1024 bytes). Dynamic
 // shared memory is aligned to no more than it promises: a kernel that needs more aligns it itself.
-constexpr size_t kAlignment = 1024, kPromised = 128;
+constexpr size_t kAlignment = 1024;
 
 }  // namespace
 
@@ -29,7 +29,7 @@ SharedPart& shared_of(Block& b, const void* key, size_t bytes, size_t alignment,
   }
   if (part == nullptr) {
     void* allocated = nullptr;
-    const size_t before = key == &kDynamic ? kPromised : 0;
+    const size_t before = key == &kDynamic && alignment < kAlignment ? alignment : 0;
     // Nothing behind it, so that AddressSanitizer sees its end.
     if (posix_memalign(&allocated, std::max(alignment, kAlignment), before + bytes) != 0)
       std::abort();
@@ -60,8 +60,8 @@ void* shared_memory(const void* key, size_t bytes, size_t alignment) {
       .memory;
 }
 
-void* dynamic_shared() {
-  return shared_of(*worker->running->block, &kDynamic, worker->launch->shared_bytes, kPromised,
+void* dynamic_shared(size_t alignment) {
+  return shared_of(*worker->running->block, &kDynamic, worker->launch->shared_bytes, alignment,
                    __builtin_return_address(0))
       .memory;
 }

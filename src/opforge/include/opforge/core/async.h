@@ -120,14 +120,16 @@ __device__ __forceinline__ void arrive(Barrier& barrier) {
 #endif
 }
 
-// The same at this barrier in block `rank` of the cluster, which must not have exited.
+// Counts at this barrier in block `rank` of the cluster, which must not have exited. It says that
+// this thread is done with what it read, so that it may be overwritten. It tells nothing of what
+// this thread wrote: that would take a fence of the whole GPU, about a microsecond.
 __device__ __forceinline__ void arrive_at(Barrier& barrier, int rank) {
 #if defined(OPFORGE_SIM)
   sim::barrier_arrive_at(&barrier, rank);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "{ .reg .b32 there; mapa.shared::cluster.u32 there, %0, %1; "
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [there]; }" ::"r"(
+      "mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [there]; }" ::"r"(
           detail::shared_address(&barrier)),
       "r"(rank)
       : "memory");

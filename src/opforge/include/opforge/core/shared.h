@@ -19,13 +19,20 @@ __device__ __forceinline__ Struct& shared() {
 #endif
 }
 
-// The Config::shared_bytes of the launch, at a multiple of 128 bytes.
+// The Config::shared_bytes of the launch, at a multiple of 128 or of 1024 bytes.
+template <int Alignment = 128>
 __device__ __forceinline__ unsigned char* dynamic_shared() {
+  static_assert(Alignment == 128 || Alignment == 1024);
 #if defined(OPFORGE_SIM)
-  return static_cast<unsigned char*>(sim::dynamic_shared());
+  return static_cast<unsigned char*>(sim::dynamic_shared(Alignment));
 #else
-  extern __shared__ __align__(128) unsigned char opforge_dynamic_shared[];
-  return opforge_dynamic_shared;
+  if constexpr (Alignment == 128) {
+    extern __shared__ __align__(128) unsigned char opforge_dynamic_shared[];
+    return opforge_dynamic_shared;
+  } else {
+    extern __shared__ __align__(1024) unsigned char opforge_aligned_dynamic_shared[];
+    return opforge_aligned_dynamic_shared;
+  }
 #endif
 }
 

@@ -26,7 +26,7 @@ using Where = std::source_location;
 
 // Shared memory of the block being executed. `key` tells apart what a GPU would lay out separately.
 OPFORGE_SIM_API void* shared_memory(const void* key, size_t bytes, size_t alignment);
-OPFORGE_SIM_API void* dynamic_shared();  // as much as the launch asked for
+OPFORGE_SIM_API void* dynamic_shared(size_t alignment);  // as much as the launch asked for
 
 enum class Vote { none, all, any, count };
 OPFORGE_SIM_API int block_barrier(Vote vote, int predicate, const Where& where);

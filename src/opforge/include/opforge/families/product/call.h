@@ -24,7 +24,22 @@ struct ProductOperand {
   int64_t stride = 0, batch_stride = 0;
 };
 
-constexpr int kMostIn = 2, kMostOut = 3;
+// A value for each column of the result, or for each column of each batch: a bias, a scale.
+struct ProductColumns {
+  const void* data = nullptr;  // or none: zeros
+  DType dtype = DType::f32;
+  int64_t step = 1, batch_stride = 0;
+
+  __device__ float at(int batch, int col) const {
+    const int64_t i = batch * batch_stride + col * step;
+    if (data == nullptr) return 0.0f;
+    if (dtype == DType::bf16) return widen(static_cast<const bfloat16*>(data)[i]);
+    if (dtype == DType::f16) return widen(static_cast<const half*>(data)[i]);
+    return static_cast<const float*>(data)[i];
+  }
+};
+
+constexpr int kMostIn = 2, kMostOut = 3, kMostColumns = 2;
 
 // result (m, n) = epilogue(a (m, k) b (k, n)). b is given as its columns: n x k.
 struct ProductCall {
@@ -33,6 +48,7 @@ struct ProductCall {
   ProductOperand a, b[2];  // b[1]: where two products make one result
   int ins = 0, outs = 1;
   ProductMatrix in[kMostIn], out[kMostOut];
+  ProductColumns columns[kMostColumns];
   float* sums = nullptr;  // (ceil(m / 64), n), where the epilogue sums columns
   // The order of the tiles: bands of `group` rows of tiles, or of columns of them.
   int group = 8;

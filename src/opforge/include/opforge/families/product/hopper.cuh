@@ -57,16 +57,9 @@ struct HopperParams {
   int ins, outs;         // matrices that the epilogue uses this time
   bool plain;            // their rows are not aligned, so tensor maps cannot describe them
   ProductMatrix in[kMostIn], out[kMostOut];
+  ProductColumns columns[kMostColumns];
   float* sums;  // (ceil(m / 64), n): sums of 64 rows of the first result, for kSums
   Epilogue epilogue;
-};
-
-// Where the values of a thread are that pass through the epilogue together.
-struct HopperPlace {
-  int batch, first_row, first_col, m, n;
-
-  __device__ int row(int v) const { return first_row + v / 2 % 2 * 8; }
-  __device__ int col(int v) const { return first_col + v / 4 * 8 + v % 2; }
 };
 
 template <class T_, class Tile_, Major a_major, Major b_major, class Epilogue_>
@@ -87,6 +80,10 @@ struct HopperProduct {
   static constexpr int kCols = Tile::kN / kParts;  // of the result
   static constexpr int kRowBlocks = Tile::kRows / 64;
 
+  // A value per column of the result, for each of them (a bias).
+  static constexpr int kColumns = Epilogue::kColumns;
+  using Columns = float[std::max(kColumns, 1)][(kCols + kWarpGroup - 1) / kWarpGroup];
+
   // The result leaves in chunks of 64 rows x 128 bytes.
   static constexpr int kChunkCols = kTileWidth / int(sizeof(Out));
   static constexpr int kChunks = kCols / kChunkCols;
@@ -100,9 +97,10 @@ struct HopperProduct {
   static constexpr int kSlotsBytes = Tile::kConsumers * kSlots * kSlotBytes;
   static constexpr int kSumsBytes =
       Epilogue::kSums ? Tile::kConsumers * 4 * kChunkCols * int(sizeof(float)) : 0;
-  static constexpr int kMostShared = 232448 - kTileAlignment - 256;  // 227 KB less what follows
+  static constexpr int kColumnsBytes = Tile::kConsumers * kColumns * kCols * int(sizeof(float));
+  static constexpr int kMostShared = 232448 - 256;  // 227 KB less the barriers
   static constexpr int kStages =
-      std::min(8, (kMostShared - kSlotsBytes - kSumsBytes) / kStageBytes);
+      std::min(8, (kMostShared - kSlotsBytes - kSumsBytes - kColumnsBytes) / kStageBytes);
   static_assert(kStages >= 2);
   // Where blocks share the inner dim, their sums meet where the stages are.
   static_assert(Tile::kSplit == 1 ||
@@ -112,28 +110,27 @@ struct HopperProduct {
     Barrier full[kStages], empty[kStages], in[Tile::kConsumers][2];
   };
   static_assert(sizeof(Barriers) <= 256);
-  static constexpr int kSharedBytes =
-      kTileAlignment + kStages * kStageBytes + kSlotsBytes + kSumsBytes + int(sizeof(Barriers));
+  static constexpr int kSlotsAt = kStages * kStageBytes, kSumsAt = kSlotsAt + kSlotsBytes;
+  static constexpr int kColumnsAt = kSumsAt + kSumsBytes, kBarriersAt = kColumnsAt + kColumnsBytes;
+  static constexpr int kSharedBytes = kBarriersAt + int(sizeof(Barriers));
 
   struct Shared {
     unsigned char* start;
 
-    __device__ Shared() {
-      unsigned char* const raw = dynamic_shared();
-      const auto past = reinterpret_cast<uintptr_t>(raw) % kTileAlignment;
-      start = raw + (kTileAlignment - past) % kTileAlignment;
-    }
+    __device__ Shared() : start(dynamic_shared<kTileAlignment>()) {}
     __device__ unsigned char* a(int stage) const { return start + stage * kStageBytes; }
     __device__ unsigned char* b(int stage) const { return a(stage) + kBytesA; }
     __device__ unsigned char* slot(int consumer, int i) const {
-      return start + kStages * kStageBytes + (consumer * kSlots + i) * kSlotBytes;
+      return start + kSlotsAt + (consumer * kSlots + i) * kSlotBytes;
     }
     __device__ float* sums(int consumer) const {
-      return reinterpret_cast<float*>(start + kStages * kStageBytes + kSlotsBytes) +
-             consumer * 4 * kChunkCols;
+      return reinterpret_cast<float*>(start + kSumsAt) + consumer * 4 * kChunkCols;
+    }
+    __device__ float* column(int consumer, int i) const {
+      return reinterpret_cast<float*>(start + kColumnsAt) + (consumer * kColumns + i) * kCols;
     }
     __device__ Barriers& barriers() const {
-      return *reinterpret_cast<Barriers*>(start + kStages * kStageBytes + kSlotsBytes + kSumsBytes);
+      return *reinterpret_cast<Barriers*>(start + kBarriersAt);
     }
   };
 
@@ -310,6 +307,30 @@ struct HopperProduct {
 
   // --- the epilogue ------------------------------------------------------------------------------
 
+  // Asks for the values of the tile's columns before the product is made, and puts them to where
+  // the epilogue reads them when it is.
+  __device__ static void load_columns(const Params& p, int batch, int first_col, Columns& columns) {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+#pragma unroll
+      for (int j = 0; j * kWarpGroup < kCols; ++j) {
+        const int col = j * kWarpGroup + int(threadIdx.x) % kWarpGroup;
+        const bool there = col < kCols && first_col + col < p.n;
+        columns[i][j] = there ? p.columns[i].at(batch, first_col + col) : 0.0f;
+      }
+    }
+  }
+  __device__ static void store_columns(const Shared& s, int consumer, const Columns& columns) {
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+#pragma unroll
+      for (int j = 0; j * kWarpGroup < kCols; ++j) {
+        const int col = j * kWarpGroup + int(threadIdx.x) % kWarpGroup;
+        if (col < kCols) s.column(consumer, i)[col] = columns[i][j];
+      }
+    }
+  }
+
   // Hides from the compiler where a value comes from, so that it does not keep what follows from it
   // in registers while the sums of the next tile need them.
   __device__ static int recompute(int value) {
@@ -321,15 +342,20 @@ struct HopperProduct {
 
   // One warp group's slots and what is in them.
   struct Slots {
-    int consumer, per_chunk, groups, count = 0;
+    int consumer, per_chunk;
+    bool two_groups;
+    int group = 0;
+    uint32_t phase = 0;
 
     __device__ Slots(const Params& p, int consumer) : consumer(consumer) {
-      per_chunk = max(p.plain ? 0 : p.ins, p.outs);
-      groups = kSlots / per_chunk;
-      if (groups > 2) groups = 2;
+      per_chunk = max(p.ins, p.outs);
+      two_groups = 2 * per_chunk <= kSlots;
     }
-    __device__ int group() const { return count % groups; }
-    __device__ int first() const { return group() * per_chunk; }
+    __device__ int first() const { return group * per_chunk; }
+    __device__ void advance() {
+      if (two_groups) group ^= 1;
+      if (group == 0) phase ^= 1;
+    }
   };
 
   __device__ static bool leads() { return threadIdx.x % kWarpGroup == 0; }
@@ -337,13 +363,14 @@ struct HopperProduct {
 
   // Until the slots that come next have been read by the stores from them. One thread calls it.
   __device__ static void await_slots(const Slots& slots) {
-    slots.groups == 2 ? bulk_wait_read<1>() : bulk_wait_read<0>();
+    slots.two_groups ? bulk_wait_read<1>() : bulk_wait_read<0>();
   }
 
   __device__ static void fetch_in(const HopperMaps& maps, const Params& p, const Shared& s,
                                   const Slots& slots, int batch, int row, int col) {
-    Barrier& full = s.barriers().in[slots.consumer][slots.group()];
+    Barrier& full = s.barriers().in[slots.consumer][slots.group];
     arrive_expecting(full, uint32_t(p.ins * kSlotBytes));
+#pragma unroll 1
     for (int i = 0; i < p.ins; ++i) {
       tile_copy(s.slot(slots.consumer, slots.first() + i), maps.in[i], col, row, batch, full);
     }
@@ -360,6 +387,7 @@ struct HopperProduct {
   };
 
   using In = float[std::max(Epilogue::kIn, 1)][kStep];
+  using ColumnValues = float[std::max(kColumns, 1)][kStep];
   using Results = float[Epilogue::kOut][kStep];
 
   __device__ static void read_in(const Params& p, const Shared& s, const Slots& slots, int thread,
@@ -377,17 +405,17 @@ struct HopperProduct {
     }
   }
 
-  __device__ static void read_plain(const Params& p, const HopperPlace& at, In& in) {
+  // Rows of the accumulators share their column's value.
+  __device__ static void read_columns(const Shared& s, int consumer, int first_col,
+                                      ColumnValues& columns) {
 #pragma unroll
-    for (int i = 0; i < Epilogue::kIn; ++i) {
-      if (i >= p.ins) break;
-      const ProductMatrix& x = p.in[i];
-      const Out* const data = static_cast<const Out*>(x.data) + at.batch * x.batch_stride;
+    for (int i = 0; i < kColumns; ++i) {
 #pragma unroll
-      for (int v = 0; v < kStep; ++v) {
-        const int row = at.row(v), col = at.col(v);
-        const bool there = row < at.m && col < at.n;
-        in[i][v] = there ? widen(data[row * x.row_stride + col]) : 0.0f;
+      for (int v = 0; v < kStep; v += 4) {
+        const float2 pair =
+            *reinterpret_cast<const float2*>(s.column(consumer, i) + first_col + v * 2);
+        columns[i][v] = columns[i][v + 2] = pair.x;
+        columns[i][v + 1] = columns[i][v + 3] = pair.y;
       }
     }
   }
@@ -406,20 +434,35 @@ struct HopperProduct {
     }
   }
 
-  // From the slots to matrices whose rows are not aligned.
-  __device__ static void store_plain(const Params& p, const Shared& s, const Slots& slots,
-                                     int batch, int first_row, int first_col) {
+  // Matrices whose rows are not aligned are copied to and from the slots by the warp group itself.
+  template <class F>
+  __device__ static void each_plain(const ProductMatrix& x, unsigned char* slot, const Params& p,
+                                    int batch, int first_row, int first_col, const F& f) {
     const int warp = int(threadIdx.x) % kWarpGroup / 32, lane = int(threadIdx.x) % 32;
-    for (int i = 0; i < p.outs; ++i) {
-      const ProductMatrix& y = p.out[i];
-      Out* const data = static_cast<Out*>(y.data) + batch * y.batch_stride;
-      const unsigned char* const slot = s.slot(slots.consumer, slots.first() + i);
-      for (int row = warp; row < 64 && first_row + row < p.m; row += 4) {
-        for (int col = lane; col < kChunkCols && first_col + col < p.n; col += 32) {
-          data[(first_row + row) * y.row_stride + first_col + col] =
-              *reinterpret_cast<const Out*>(slot + swizzled(row, col * int(sizeof(Out))));
-        }
+    Out* const data = static_cast<Out*>(x.data) + batch * x.batch_stride + first_col;
+#pragma unroll 1
+    for (int row = warp; row < 64 && first_row + row < p.m; row += 4) {
+#pragma unroll 1
+      for (int col = lane; col < kChunkCols && first_col + col < p.n; col += 32) {
+        f(data[(first_row + row) * x.row_stride + col],
+          *reinterpret_cast<Out*>(slot + swizzled(row, col * int(sizeof(Out)))));
       }
+    }
+  }
+  __device__ static void load_plain(const Params& p, const Shared& s, const Slots& slots, int batch,
+                                    int row, int col) {
+#pragma unroll 1
+    for (int i = 0; i < p.ins; ++i) {
+      each_plain(p.in[i], s.slot(slots.consumer, slots.first() + i), p, batch, row, col,
+                 [](const Out& from, Out& to) { to = from; });
+    }
+  }
+  __device__ static void store_plain(const Params& p, const Shared& s, const Slots& slots,
+                                     int batch, int row, int col) {
+#pragma unroll 1
+    for (int i = 0; i < p.outs; ++i) {
+      each_plain(p.out[i], s.slot(slots.consumer, slots.first() + i), p, batch, row, col,
+                 [](Out& to, const Out& from) { to = from; });
     }
   }
 
@@ -452,11 +495,15 @@ struct HopperProduct {
   }
 
   // The result of a tile: all chunks of a warp group, or with kSplit those that are this block's.
-  __device__ static void finish(const HopperMaps& maps, const Params& p, const Shared& s,
-                                Slots& slots, int batch, int tile_row, int tile_col, Sums& sums) {
+  // `transform` is the epilogue without run-time choices: the code of all chunks is some 30 KB, and
+  // with choices in between it would not stay in the instruction cache.
+  template <class Transform>
+  __device__ __forceinline__ static void finish(const Transform& transform, const HopperMaps& maps,
+                                                const Params& p, const Shared& s, Slots& slots,
+                                                int batch, int tile_row, int tile_col,
+                                                Sums& sums) {
     const int consumer = slots.consumer;
     const int thread = recompute(int(threadIdx.x) % kWarpGroup);
-    const int thread_row = thread / 32 * 16 + thread % 32 / 4;
     const int first_row = tile_row + (Tile::kPingPong ? 0 : consumer * Tile::kRows);
     const int rank = Tile::kSplit > 1 ? cluster_rank() : 0;
     const bool fetches = Epilogue::kIn > 0 && p.ins > 0 && !p.plain;
@@ -475,9 +522,13 @@ struct HopperProduct {
       if (Tile::kSplit > 1 && i % Tile::kSplit != rank) continue;
       place(i, row, col);
       if (fetches) {
-        wait(s.barriers().in[consumer][slots.group()], uint32_t(slots.count / slots.groups) & 1);
+        wait(s.barriers().in[consumer][slots.group], slots.phase);
       } else {
-        if (leads()) await_slots(slots);
+        if (p.plain) {
+          load_plain(p, s, slots, batch, row, col);
+        } else if (leads()) {
+          await_slots(slots);
+        }
         sync_group(consumer);
       }
 #pragma unroll
@@ -491,14 +542,13 @@ struct HopperProduct {
                 sums[i / kChunks][part * kCols / 2 + i % kChunks * kValues + first + v];
           }
         }
-        const int thread_col = col + first * 2 + thread % 4 * 2;
-        const HopperPlace at{batch, row + thread_row, thread_col, p.m, p.n};
+        const int thread_col = i % kChunks * kChunkCols + first * 2 + thread % 4 * 2;
         In in;
-        if constexpr (Epilogue::kIn > 0) {
-          p.plain ? read_plain(p, at, in) : read_in(p, s, slots, thread, first, in);
-        }
+        read_in(p, s, slots, thread, first, in);
+        ColumnValues columns;
+        read_columns(s, consumer, thread_col, columns);
         Results out;
-        p.epilogue(values, in, at, out);
+        transform(values, in, columns, out);
         write_out(p, s, slots, thread, first, out);
         if constexpr (Epilogue::kSums) add_rows(s, consumer, first, out[0]);
       }
@@ -508,6 +558,7 @@ struct HopperProduct {
         store_plain(p, s, slots, batch, row, col);
         sync_group(consumer);
       } else if (leads()) {
+#pragma unroll 1
         for (int j = 0; j < p.outs; ++j) {
           tile_store(maps.out[j], col, row, batch, s.slot(consumer, slots.first() + j));
         }
@@ -517,7 +568,7 @@ struct HopperProduct {
         store_sums(p, s, consumer, row, col);
         sync_group(consumer);
       }
-      ++slots.count;
+      slots.advance();
       if (fetches && leads() && i + Tile::kSplit < kRowBlocks * kChunks) {
         place(i + Tile::kSplit, row, col);
         await_slots(slots);
@@ -586,6 +637,8 @@ struct HopperProduct {
     for (; t < work.tiles; t += work.step * (Tile::kPingPong ? 2 : 1)) {
       int batch, row, col;
       work.locate(p, t, batch, row, col);
+      Columns columns;
+      load_columns(p, batch, col, columns);
       if constexpr (Tile::kPingPong) sync_some(kOrder + consumer, 2 * kWarpGroup);
       Sums sums;
       multiply(s, consumer, work.inner_count, at, sums);
@@ -594,7 +647,13 @@ struct HopperProduct {
         at.advance(work.inner_count);
       }
       if constexpr (Tile::kSplit > 1) exchange(s, consumer, sums);
-      finish(maps, p, s, slots, batch, row, col, sums);
+      if constexpr (kColumns > 0) {
+        store_columns(s, consumer, columns);
+        sync_group(consumer);
+      }
+      p.epilogue.choose([&](const auto& transform) {
+        finish(transform, maps, p, s, slots, batch, row, col, sums);
+      });
     }
     if (leads()) bulk_wait_read<0>();
   }
