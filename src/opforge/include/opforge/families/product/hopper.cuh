@@ -14,6 +14,7 @@
 #include <cuda_runtime.h>
 #include <opforge/core/async.h>
 #include <opforge/core/cluster.h>
+#include <opforge/core/matrices.h>
 #include <opforge/core/shared.h>
 #include <opforge/core/tensor_map.h>
 #include <opforge/core/types.h>
@@ -89,7 +90,7 @@ struct HopperProduct {
   static constexpr int kChunks = kCols / kChunkCols;
   static constexpr int kValues = 64 * kChunkCols / kWarpGroup;  // of a thread in a chunk
   // So many of them pass through the epilogue at once: more would not fit the registers.
-  static constexpr int kStep = 16;
+  static constexpr int kStep = 8;
   static constexpr int kSlotBytes = 64 * kTileWidth;
   static constexpr int kSlots = std::max({2, Epilogue::kIn, Epilogue::kOut});
   static_assert(kCols % kChunkCols == 0);
@@ -376,31 +377,59 @@ struct HopperProduct {
     }
   }
 
-  // The two neighbouring values of a thread in a slot.
-  __device__ static unsigned char* pair_at(unsigned char* slot, int thread, int v) {
-    const int row = thread / 32 * 16 + thread % 32 / 4, col = v / 4 * 8 + thread % 4 * 2;
-    return slot + swizzled(row + v / 2 % 2 * 8, col * int(sizeof(Out)));
+  using In = float[std::max(Epilogue::kIn, 1)][kStep];
+  using ColumnValues = float[std::max(kColumns, 1)][kStep];
+  using Results = float[Epilogue::kOut][kStep];
+
+  // A thread's place in the slots: with 16-bit results, that of the row which it names to
+  // load_matrices() and store_matrices(), else of the first of its pairs.
+  static constexpr bool kMatrices = sizeof(Out) == 2;
+  __device__ static int place_in_slot() {
+    const int thread = int(threadIdx.x) % kWarpGroup, warp = thread / 32, lane = thread % 32;
+    if constexpr (kMatrices) return swizzled(warp * 16 + lane % 16, lane / 16 * 16);
+    return swizzled(warp * 16 + lane / 4, lane % 4 * 2 * int(sizeof(Out)));
   }
 
   struct alignas(2 * sizeof(Out)) Pair {
     Out value[2];
   };
+  // Boxes are aligned, so that places further along a row differ in a few bits.
+  __device__ static Pair& pair_at(unsigned char* slot, int place, int v) {
+    const int along = v / 4 * 8 * int(sizeof(Out)), rows = v / 2 % 2 * 8;
+    return *reinterpret_cast<Pair*>(slot + (place ^ along) + rows * kTileWidth);
+  }
 
-  using In = float[std::max(Epilogue::kIn, 1)][kStep];
-  using ColumnValues = float[std::max(kColumns, 1)][kStep];
-  using Results = float[Epilogue::kOut][kStep];
-
-  __device__ static void read_in(const Params& p, const Shared& s, const Slots& slots, int thread,
-                                 int first, In& in) {
+  // A step's values from a slot, and to it. `first` is the first of the step in the chunk.
+  __device__ static void read_values(unsigned char* slot, int place, int first,
+                                     float (&to)[kStep]) {
 #pragma unroll
-    for (int i = 0; i < Epilogue::kIn; ++i) {
-      if (i >= p.ins) break;
-      unsigned char* const slot = s.slot(slots.consumer, slots.first() + i);
+    for (int v = 0; v < kStep; v += kMatrices ? 8 : 2) {
+      if constexpr (kMatrices) {
+        uint32_t bits[4];
+        load_matrices(bits, slot + (place ^ (first + v) / 8 * 32));
 #pragma unroll
-      for (int v = 0; v < kStep; v += 2) {
-        const Pair pair = *reinterpret_cast<const Pair*>(pair_at(slot, thread, first + v));
-        in[i][v] = widen(pair.value[0]);
-        in[i][v + 1] = widen(pair.value[1]);
+        for (int i = 0; i < 4; ++i) {
+          unpack_pair<Out>(bits[i], to[v + 2 * i], to[v + 2 * i + 1]);
+        }
+      } else {
+        const Pair pair = pair_at(slot, place, first + v);
+        to[v] = widen(pair.value[0]), to[v + 1] = widen(pair.value[1]);
+      }
+    }
+  }
+  __device__ static void write_values(unsigned char* slot, int place, int first,
+                                      const float (&from)[kStep]) {
+#pragma unroll
+    for (int v = 0; v < kStep; v += kMatrices ? 8 : 2) {
+      if constexpr (kMatrices) {
+        uint32_t bits[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          bits[i] = pack_pair<Out>(from[v + 2 * i], from[v + 2 * i + 1]);
+        }
+        store_matrices(slot + (place ^ (first + v) / 8 * 32), bits);
+      } else {
+        pair_at(slot, place, first + v) = {narrow<Out>(from[v]), narrow<Out>(from[v + 1])};
       }
     }
   }
@@ -412,24 +441,10 @@ struct HopperProduct {
     for (int i = 0; i < kColumns; ++i) {
 #pragma unroll
       for (int v = 0; v < kStep; v += 4) {
-        const float2 pair =
-            *reinterpret_cast<const float2*>(s.column(consumer, i) + first_col + v * 2);
+        const float2 pair = *reinterpret_cast<const float2*>(s.column(consumer, i) + first_col +
+                                                             threadIdx.x % 4 * 2 + v * 2);
         columns[i][v] = columns[i][v + 2] = pair.x;
         columns[i][v + 1] = columns[i][v + 3] = pair.y;
-      }
-    }
-  }
-
-  __device__ static void write_out(const Params& p, const Shared& s, const Slots& slots, int thread,
-                                   int first, const Results& out) {
-#pragma unroll
-    for (int i = 0; i < Epilogue::kOut; ++i) {
-      if (i >= p.outs) break;
-      unsigned char* const slot = s.slot(slots.consumer, slots.first() + i);
-#pragma unroll
-      for (int v = 0; v < kStep; v += 2) {
-        *reinterpret_cast<Pair*>(pair_at(slot, thread, first + v)) = {narrow<Out>(out[i][v]),
-                                                                      narrow<Out>(out[i][v + 1])};
       }
     }
   }
@@ -498,32 +513,49 @@ struct HopperProduct {
         (from[0] + from[kChunkCols]) + (from[2 * kChunkCols] + from[3 * kChunkCols]);
   }
 
+  static constexpr int kAllChunks = kRowBlocks * kChunks;
+
+  // The sums of a chunk, whichever it is in the same registers: the code of the epilogue is then
+  // there once for all chunks, and stays in the instruction cache.
+  __device__ static void pick(const Sums& sums, int chunk, float (&to)[kParts][kValues]) {
+#pragma unroll
+    for (int i = 0; i < kAllChunks; ++i) {
+      if (i != chunk) continue;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int v = 0; v < kValues; ++v) {
+          to[part][v] = sums[i / kChunks][part * kCols / 2 + i % kChunks * kValues + v];
+        }
+      }
+    }
+  }
+
   // The result of a tile: all chunks of a warp group, or with kSplit those that are this block's.
-  // `transform` is the epilogue without run-time choices: the code of all chunks is some 30 KB, and
-  // with choices in between it would not stay in the instruction cache.
+  // `transform` is the epilogue without run-time choices.
   template <class Transform>
   __device__ __forceinline__ static void finish(const Transform& transform, const HopperMaps& maps,
                                                 const Params& p, const Shared& s, Slots& slots,
                                                 int batch, int tile_row, int tile_col, Sums& sums) {
     const int consumer = slots.consumer;
-    const int thread = recompute(int(threadIdx.x) % kWarpGroup);
+    const int in_slot = recompute(place_in_slot());
     const int first_row = tile_row + (Tile::kPingPong ? 0 : consumer * Tile::kRows);
-    const int rank = Tile::kSplit > 1 ? cluster_rank() : 0;
     const bool fetches = Epilogue::kIn > 0 && p.ins > 0 && !p.plain;
     const auto place = [&](int i, int& row, int& col) {
       row = first_row + i / kChunks * 64;
       col = tile_col + i % kChunks * kChunkCols;
     };
-    int row, col;
-    if (fetches && leads() && rank < kRowBlocks * kChunks) {
-      place(rank, row, col);
+    int row, col, i = Tile::kSplit > 1 ? cluster_rank() : 0;
+    if (fetches && leads() && i < kAllChunks) {
+      place(i, row, col);
       await_slots(slots);
       fetch_in(maps, p, s, slots, batch, row, col);
     }
-#pragma unroll
-    for (int i = 0; i < kRowBlocks * kChunks; ++i) {
-      if (Tile::kSplit > 1 && i % Tile::kSplit != rank) continue;
+#pragma unroll 1
+    for (; i < kAllChunks; i += Tile::kSplit) {
       place(i, row, col);
+      float chunk[kParts][kValues];
+      pick(sums, i, chunk);
       if (fetches) {
         wait(s.barriers().in[consumer][slots.group], slots.phase);
       } else {
@@ -540,19 +572,25 @@ struct HopperProduct {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
 #pragma unroll
-          for (int v = 0; v < kStep; ++v) {
-            values[part][v] =
-                sums[i / kChunks][part * kCols / 2 + i % kChunks * kValues + first + v];
+          for (int v = 0; v < kStep; ++v) values[part][v] = chunk[part][first + v];
+        }
+        In in;
+#pragma unroll
+        for (int j = 0; j < Epilogue::kIn; ++j) {
+          if (j < p.ins) {
+            read_values(s.slot(consumer, slots.first() + j), in_slot, first, in[j]);
           }
         }
-        const int thread_col = i % kChunks * kChunkCols + first * 2 + thread % 4 * 2;
-        In in;
-        read_in(p, s, slots, thread, first, in);
         ColumnValues columns;
-        read_columns(s, consumer, thread_col, columns);
+        read_columns(s, consumer, i % kChunks * kChunkCols + first * 2, columns);
         Results out;
         transform(values, in, columns, out);
-        write_out(p, s, slots, thread, first, out);
+#pragma unroll
+        for (int j = 0; j < Epilogue::kOut; ++j) {
+          if (j < p.outs) {
+            write_values(s.slot(consumer, slots.first() + j), in_slot, first, out[j]);
+          }
+        }
         if constexpr (Epilogue::kSums) add_rows(s, consumer, first, out[0]);
       }
       fence_for_copies();
@@ -572,7 +610,7 @@ struct HopperProduct {
         sync_group(consumer);
       }
       slots.advance();
-      if (fetches && leads() && i + Tile::kSplit < kRowBlocks * kChunks) {
+      if (fetches && leads() && i + Tile::kSplit < kAllChunks) {
         place(i + Tile::kSplit, row, col);
         await_slots(slots);
         fetch_in(maps, p, s, slots, batch, row, col);
@@ -583,7 +621,7 @@ struct HopperProduct {
   // Blocks that share the inner dim of a tile: each gets the sums of its chunks from all, and adds
   // them in the order of their ranks.
   __device__ static void exchange(const Shared& s, int consumer, Sums& sums) {
-    constexpr int kAll = kRowBlocks * kChunks, kOwn = (kAll + Tile::kSplit - 1) / Tile::kSplit;
+    constexpr int kAll = kAllChunks, kOwn = (kAll + Tile::kSplit - 1) / Tile::kSplit;
     const int rank = cluster_rank(), thread = int(threadIdx.x) % kWarpGroup;
     const auto place = [&](int from, int chunk, int v) {
       return reinterpret_cast<float*>(s.start) +
