@@ -2,9 +2,9 @@
 // What becomes of a matrix product before it is written. Includes no torch header.
 //
 // An epilogue has choose(f), which calls f with a function without run-time choices. This function
-// gets a thread's values of a chunk: of kParts products, of the matrices it reads (kIn), and of what
-// there is per column (kColumns). It returns those of the matrices it writes (kOut). With kSums, the
-// first of them is also summed down the columns.
+// gets a thread's values of a chunk: of kParts products, of the matrices it reads (kIn), and of
+// what there is per column (kColumns). It returns those of the matrices it writes (kOut). With
+// kSums, the first of them is also summed down the columns.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -245,7 +245,7 @@ struct HopperProduct {
       int batch, row, col;
       work.locate(p, t, batch, row, col);
       if (threadIdx.x == 0) fetch_tile(maps, work, s, batch, row, col, at);
-      __syncwarp();  // barriers of clusters are for whole warps
+      __syncwarp();                      // barriers of clusters are for whole warps
       if constexpr (Tile::kSplit > 1) {  // takes part in exchange()
         for (int i = 0; i < 3; ++i) cluster_sync();
       }
@@ -435,16 +435,18 @@ struct HopperProduct {
   }
 
   // Matrices whose rows are not aligned are copied to and from the slots by the warp group itself.
+  // f gets a place in the matrix, or null beyond its end, and the one in the slot.
   template <class F>
   __device__ static void each_plain(const ProductMatrix& x, unsigned char* slot, const Params& p,
                                     int batch, int first_row, int first_col, const F& f) {
     const int warp = int(threadIdx.x) % kWarpGroup / 32, lane = int(threadIdx.x) % 32;
     Out* const data = static_cast<Out*>(x.data) + batch * x.batch_stride + first_col;
 #pragma unroll 1
-    for (int row = warp; row < 64 && first_row + row < p.m; row += 4) {
+    for (int row = warp; row < 64; row += 4) {
 #pragma unroll 1
-      for (int col = lane; col < kChunkCols && first_col + col < p.n; col += 32) {
-        f(data[(first_row + row) * x.row_stride + col],
+      for (int col = lane; col < kChunkCols; col += 32) {
+        const bool there = first_row + row < p.m && first_col + col < p.n;
+        f(there ? data + (first_row + row) * x.row_stride + col : nullptr,
           *reinterpret_cast<Out*>(slot + swizzled(row, col * int(sizeof(Out)))));
       }
     }
@@ -454,7 +456,7 @@ struct HopperProduct {
 #pragma unroll 1
     for (int i = 0; i < p.ins; ++i) {
       each_plain(p.in[i], s.slot(slots.consumer, slots.first() + i), p, batch, row, col,
-                 [](const Out& from, Out& to) { to = from; });
+                 [](const Out* from, Out& to) { to = from == nullptr ? Out{} : *from; });
     }
   }
   __device__ static void store_plain(const Params& p, const Shared& s, const Slots& slots,
@@ -462,7 +464,9 @@ struct HopperProduct {
 #pragma unroll 1
     for (int i = 0; i < p.outs; ++i) {
       each_plain(p.out[i], s.slot(slots.consumer, slots.first() + i), p, batch, row, col,
-                 [](Out& to, const Out& from) { to = from; });
+                 [](Out* to, const Out& from) {
+                   if (to != nullptr) *to = from;
+                 });
     }
   }
 
@@ -500,8 +504,7 @@ struct HopperProduct {
   template <class Transform>
   __device__ __forceinline__ static void finish(const Transform& transform, const HopperMaps& maps,
                                                 const Params& p, const Shared& s, Slots& slots,
-                                                int batch, int tile_row, int tile_col,
-                                                Sums& sums) {
+                                                int batch, int tile_row, int tile_col, Sums& sums) {
     const int consumer = slots.consumer;
     const int thread = recompute(int(threadIdx.x) % kWarpGroup);
     const int first_row = tile_row + (Tile::kPingPong ? 0 : consumer * Tile::kRows);

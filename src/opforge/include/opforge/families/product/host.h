@@ -60,18 +60,6 @@ Tensor call_torch(const char* op, const char* overload, const Args&... args) {
 
 }  // namespace detail
 
-// x weightᵀ + bias by torch. Unless all of them are contiguous, it rounds the product before it
-// adds the bias: at 16 bits, that is worth a copy.
-inline Tensor torch_linear(const Tensor& x, const Tensor& weight,
-                           const std::optional<Tensor>& bias) {
-  const DType dtype = dtype_of(x);
-  if (!bias || dtype == DType::f32 || dtype == DType::f64) {
-    return detail::call_torch("aten::linear", "", x, weight, bias);
-  }
-  return detail::call_torch("aten::linear", "", contiguous(x), contiguous(weight),
-                            std::optional(contiguous(*bias)));
-}
-
 inline Tensor torch_matmul(const Tensor& a, const Tensor& b) {
   return detail::call_torch("aten::matmul", "", a, b);
 }
@@ -83,6 +71,17 @@ inline Tensor as_rows(const Tensor& x) {
   for (int64_t d = 0; d + 1 < x.dim(); ++d) rows *= x.size(d);
   return detail::call_torch("aten::reshape", "", x,
                             std::vector<int64_t>{rows, x.size(x.dim() - 1)});
+}
+
+// x weightᵀ + bias by torch. Given rows, it adds the bias before it rounds the product, whatever
+// the strides are; given more dims, it does not.
+inline Tensor torch_linear(const Tensor& x, const Tensor& weight,
+                           const std::optional<Tensor>& bias) {
+  const Tensor y = detail::call_torch("aten::linear", "", as_rows(x), weight, bias);
+  if (x.dim() == 2) return y;
+  std::vector<int64_t> shape(sizes(x).begin(), sizes(x).end());
+  shape.back() = weight.size(0);
+  return detail::call_torch("aten::reshape", "", y, shape);
 }
 
 }  // namespace opforge
