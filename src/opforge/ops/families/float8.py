@@ -7,6 +7,8 @@ functions take and return them as ``torch.float8_e4m3fn`` and ``torch.float8_e5m
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -41,18 +43,19 @@ def quantise(x: Tensor, dtype: torch.dtype, per_row: bool) -> tuple[Tensor, Tens
     """
     most, x = MOST[dtype], x.detach().float()
     finite = torch.isfinite(x)
-    size = torch.where(finite, x.abs(), 0.0)
+    size = x.abs().masked_fill(~finite, 0.0)
     if not per_row:
         size = size.reshape(1, -1)
     largest = size.amax(1) if size.shape[1] else size.new_zeros(size.shape[0])
     bounded = largest.clamp(min=_LEAST)
-    scale = torch.where(largest > 0, bounded / most, 1.0)
-    inverse = torch.where(largest > 0, most / bounded, 1.0)
+    limit = torch.full_like(bounded, most)  # torch divides by a number, or a number, in two roundings
+    scale = (bounded / limit).masked_fill(largest == 0, 1.0)
+    inverse = (limit / bounded).masked_fill(largest == 0, 1.0)
     bits = (x * inverse.unsqueeze(1)).clamp(-most, most).to(dtype).view(torch.uint8)
+    bits = bits.masked_fill(~finite, _NAN)
     if dtype == E5M2:
-        infinite = torch.where(x < 0, _INF | 0x80, _INF).to(torch.uint8)
-        return torch.where(finite, bits, torch.where(x.isnan(), _NAN, infinite)), scale
-    return torch.where(finite, bits, _NAN), scale
+        bits = bits.masked_fill(x == math.inf, _INF).masked_fill(x == -math.inf, _INF | 0x80)
+    return bits, scale
 
 
 def padded(bits: Tensor) -> Tensor:

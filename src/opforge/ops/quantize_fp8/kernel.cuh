@@ -108,9 +108,9 @@ __device__ __forceinline__ void store_8(uint8_t* to, const float (&x)[8], float 
 
 // FP8 numbers: rows of `stride` bytes, a multiple of 16, that end with zeros.
 struct Quantised {
-  uint8_t* data = nullptr;  // or none
+  uint8_t* data = nullptr;
   int64_t stride = 0;
-  float* scale = nullptr;
+  float* scale = nullptr;  // or none of all this
 };
 
 // --- rows alone ----------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   largest = largest_of_lanes<1, 32>(largest);
   if constexpr (Threads > 32) {
     Warps& s = shared<Warps>();
-    s.largest[threadIdx.x / 32] = largest;
+    if (threadIdx.x % 32 == 0) s.largest[threadIdx.x / 32] = largest;
     __syncthreads();
 #pragma unroll
     for (uint32_t one : s.largest) largest = max(largest, one);
@@ -231,10 +231,10 @@ __global__ void __launch_bounds__(kQuantizeThreads)
   // The factors of the tile, and by the first tiles the scales.
   const auto find = [&](int i, int64_t first, int64_t count, const Quantised& to, bool writes,
                         float* inverses, const auto& largest_of) {
-    uint32_t size = 0;
-    if (to.data != nullptr && first + i < count) size = largest_of(first + i);
+    if (to.scale == nullptr) return;
+    const uint32_t size = first + i < count ? largest_of(first + i) : 0;
     inverses[i] = inverse_of<Q>(size);
-    if (!writes || to.data == nullptr) return;
+    if (!writes) return;
     if (largest.all ? first + i == 0 : first + i < count) to.scale[first + i] = scale_of<Q>(size);
   };
   if (threadIdx.x < kTileRows) {
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kQuantizeThreads)
          [&](int64_t col) { return largest.of_col(col); });
   }
   __syncthreads();
-  if (q.data != nullptr && first_col + across * 8 < q.stride) {
+  if (first_col + across * 8 < q.stride) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t row = first_row + down * 4 + i;
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kQuantizeThreads)
                  s.of_row[down * 4 + i]);
     }
   }
-  if (q_t.data == nullptr) return;
+  if (q_t.scale == nullptr) return;
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
     const float inverse = s.of_col[across * 8 + e];
