@@ -41,6 +41,8 @@ struct HopperTile {
   static constexpr int kSplit = Split;        // blocks that share the inner dim of a tile
   static constexpr int kBlocks = ClusterM * ClusterN * Split;  // of a cluster
   static constexpr int kRows = PingPong ? M : M / Consumers;   // of a warp group
+  // Whether the product of each stage is made by itself, and then added: see core/wgmma.h on FP8.
+  static constexpr bool kInParts = false;
   static_assert(kRows % 64 == 0 && N % 64 == 0);
   static_assert(Split == 1 || (ClusterM * ClusterN == 1 && !PingPong));
   static_assert(!PingPong || Consumers == 2);
@@ -58,7 +60,7 @@ struct HopperParams {
   int ins, outs;         // matrices that the epilogue uses this time
   bool plain;            // their rows are not aligned, so tensor maps cannot describe them
   ProductMatrix in[kMostIn], out[kMostOut];
-  ProductColumns columns[kMostColumns];
+  ProductColumns columns[kMostColumns], rows;
   float* sums;  // (ceil(m / 64), n): sums of 64 rows of the first result, for kSums
   Epilogue epilogue;
 };
@@ -84,6 +86,10 @@ struct HopperProduct {
   // A value per column of the result, for each of them (a bias).
   static constexpr int kColumns = Epilogue::kColumns;
   using Columns = float[std::max(kColumns, 1)][(kCols + kWarpGroup - 1) / kWarpGroup];
+
+  // A factor per row of the product, if the epilogue wants it: those of a thread's values.
+  static constexpr bool kScalesRows = requires { Epilogue::kScalesRows; };
+  using RowFactors = float[Tile::kRows / 64][2];
 
   // The result leaves in chunks of 64 rows x 128 bytes.
   static constexpr int kChunkCols = kTileWidth / int(sizeof(Out));
@@ -304,6 +310,59 @@ struct HopperProduct {
 #pragma unroll
     for (int r = 0; r < kRowBlocks; ++r) keep_in_place(sums[r]);
     release(barriers.empty[before]);
+  }
+
+  // The same, where the tensor cores sum over one stage at a time. While a warp group adds, another
+  // one multiplies.
+  __device__ static void multiply_in_parts(const Shared& s, int consumer, int count, Position& at,
+                                           Sums& sums) {
+    Barriers& barriers = s.barriers();
+    const int first_row = Tile::kPingPong ? 0 : consumer * Tile::kRows;
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+      for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] = 0.0f;
+    }
+#pragma unroll 1
+    for (; count > 0; --count) {
+      wait(barriers.full[at.stage], at.phase);
+#pragma unroll
+      for (int r = 0; r < kRowBlocks; ++r) {
+        const unsigned char* const box = s.a(at.stage) + (first_row + 64 * r) * kTileWidth;
+        float part[Tile::kN / 2];
+        warpgroup_arrive();
+#pragma unroll
+        for (int step = 0; step < kTileWidth / kMultiplyBytes; ++step) {
+          warpgroup_multiply<T, Tile::kN, kMajorA, kMajorB>(
+              part, tile_operand<kMajorA>(box, step, kInner * kTileWidth),
+              tile_operand<kMajorB>(s.b(at.stage), step, kInner * kTileWidth), step > 0);
+        }
+        warpgroup_commit();
+        warpgroup_wait<0>();
+        keep_in_place(part);
+        if (r == kRowBlocks - 1) release(barriers.empty[at.stage]);
+#pragma unroll
+        for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] += part[i];
+      }
+      at.advance();
+    }
+  }
+
+  // Asks for the factors of a thread's rows before the product is made.
+  __device__ static void load_rows(const Params& p, int batch, int first_row, RowFactors& rows) {
+    const int thread = int(threadIdx.x) % kWarpGroup;
+#pragma unroll
+    for (int i = 0; i < 2 * kRowBlocks; ++i) {
+      const int row = first_row + i / 2 * 64 + i % 2 * 8 + thread / 32 * 16 + thread % 32 / 4;
+      rows[i / 2][i % 2] = row < p.m ? p.rows.at(batch, row) : 0.0f;
+    }
+  }
+  __device__ static void scale_rows(const RowFactors& rows, Sums& sums) {
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+      for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] *= rows[r][i / 2 % 2];
+    }
   }
 
   // --- the epilogue ------------------------------------------------------------------------------
@@ -680,14 +739,23 @@ struct HopperProduct {
       work.locate(p, t, batch, row, col);
       Columns columns;
       load_columns(p, batch, col, columns);
+      RowFactors rows;
+      if constexpr (kScalesRows) {
+        load_rows(p, batch, row + (Tile::kPingPong ? 0 : consumer * Tile::kRows), rows);
+      }
       if constexpr (Tile::kPingPong) sync_some(kOrder + consumer, 2 * kWarpGroup);
       Sums sums;
-      multiply(s, consumer, work.inner_count, at, sums);
+      if constexpr (Tile::kInParts) {
+        multiply_in_parts(s, consumer, work.inner_count, at, sums);
+      } else {
+        multiply(s, consumer, work.inner_count, at, sums);
+      }
       if constexpr (Tile::kPingPong) {
         if (t + work.step < work.tiles) arrive_some(kOrder + 1 - consumer, 2 * kWarpGroup);
         at.advance(work.inner_count);
       }
       if constexpr (Tile::kSplit > 1) exchange(s, consumer, sums);
+      if constexpr (kScalesRows) scale_rows(rows, sums);
       if constexpr (kColumns > 0) {
         store_columns(s, consumer, columns);
         sync_group(consumer);

@@ -57,6 +57,7 @@ bool run_hopper(const ProductCall& call, const typename Product::Epilogue& epilo
   p.group = call.group, p.by_columns = call.by_columns;
   p.ins = call.ins, p.outs = call.outs;
   std::ranges::copy(call.columns, p.columns);
+  p.rows = call.rows;
   p.sums = call.sums;
   p.epilogue = epilogue;
   for (int i = 0; i < call.ins; ++i) p.plain |= !can_map_result<Out>(call.in[i], call);
