@@ -39,8 +39,9 @@ struct ProductColumns {
   }
 };
 
-// What the batches of a product are: matrices of their own, or groups of rows of a and of the result,
-// or of the inner dim of both operands. Group i begins where group i - 1 ends, the first at 0.
+// What the batches of a product are: matrices of their own, or groups of rows of a and of the
+// result, or of the inner dim of both operands. Group i begins where group i - 1 ends, the first at
+// 0.
 enum class Groups { none, rows, inner };
 
 // Where groups end, in memory of the GPU: int32, or with `wide` int64. An end before the one of the
@@ -52,8 +53,8 @@ struct ProductGroups {
   int count = 0, total = 0;
 
   __device__ int end(int group) const {
-    const int64_t end = wide ? static_cast<const int64_t*>(ends)[group]
-                             : static_cast<const int32_t*>(ends)[group];
+    const int64_t end =
+        wide ? static_cast<const int64_t*>(ends)[group] : static_cast<const int32_t*>(ends)[group];
     return int(end < 0 ? 0 : end > total ? total : end);
   }
 };

@@ -21,11 +21,14 @@ class GroupCursor {
 
   // The tiles of all groups and, with Groups::rows, of the rows after the last group.
   __device__ int count(const ProductGroups& groups) {
-    if constexpr (kind == Groups::inner) return groups.count * factor_;
-    while (more(groups)) advance(groups);
-    const int tiles = last(upto_);
-    if (first_ > 0) restart(groups);
-    return tiles;
+    if constexpr (kind == Groups::inner) {
+      return groups.count * factor_;
+    } else {
+      while (more(groups)) advance(groups);
+      const int tiles = last(upto_);
+      if (first_ > 0) restart(groups);
+      return tiles;
+    }
   }
 
   // Goes to a tile, no earlier than the last one. False if there are fewer.
@@ -88,9 +91,9 @@ class GroupCursor {
   }
 
   int tile_rows_, factor_;
-  int first_;          // group of lane 0
-  int begin_, end_;    // of this lane's group
-  int tiles_, upto_;   // of this lane's group, and of all groups up to it
+  int first_;         // group of lane 0
+  int begin_, end_;   // of this lane's group
+  int tiles_, upto_;  // of this lane's group, and of all groups up to it
 };
 
 // What HopperProduct asks about tiles, as its AllTiles answers for batches.

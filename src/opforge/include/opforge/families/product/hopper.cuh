@@ -316,7 +316,8 @@ struct HopperProduct {
   __device__ static void cut(const Shared& s, int consumer, int stage, int valid) {
     if (valid >= kInner) return;
     constexpr int kThreads = Tile::kPingPong ? kWarpGroup : Tile::kConsumers * kWarpGroup;
-    const int thread = int(threadIdx.x) % kWarpGroup + (Tile::kPingPong ? 0 : consumer) * kWarpGroup;
+    const int thread =
+        int(threadIdx.x) % kWarpGroup + (Tile::kPingPong ? 0 : consumer) * kWarpGroup;
     clear<kMajorA, Tile::kM>(s.a(stage), valid, thread, kThreads);
     clear<kMajorB, Tile::kN>(s.b(stage), valid, thread, kThreads);
     fence_for_copies();  // products read as copies do
@@ -376,8 +377,8 @@ struct HopperProduct {
 #pragma unroll
       for (int j = 0; j * kWarpGroup < kCols; ++j) {
         const int col = j * kWarpGroup + int(threadIdx.x) % kWarpGroup;
-        const bool there = col < kCols && first_col + col < p.n &&
-                           (kGroups == Groups::none || batch < p.batches);
+        const bool there =
+            col < kCols && first_col + col < p.n && (kGroups == Groups::none || batch < p.batches);
         columns[i][j] = there ? p.columns[i].at(batch, first_col + col) : 0.0f;
       }
     }
@@ -500,8 +501,7 @@ struct HopperProduct {
   // f gets a place in the matrix, or null beyond its end, and the one in the slot.
   template <class F>
   __device__ static void each_plain(const ProductMatrix& x, unsigned char* slot, const Params& p,
-                                    int batch, int first_row, int first_col, int end,
-                                    const F& f) {
+                                    int batch, int first_row, int first_col, int end, const F& f) {
     const int warp = int(threadIdx.x) % kWarpGroup / 32, lane = int(threadIdx.x) % 32;
     Out* const data = static_cast<Out*>(x.data) + batch * x.batch_stride + first_col;
 #pragma unroll 1

@@ -50,8 +50,7 @@ bool run_hopper(const ProductCall& call, const typename Product::Epilogue& epilo
     const bool by_row = x.major == Major::inner;
     const int64_t rows = by_row ? outer : call.k, cols = by_row ? call.k : outer;
     return tensor_map(static_cast<const T*>(x.data),
-                      {rows, cols, x.stride, batches, x.batch_stride}, box_rows,
-                      sizeof(T) == 4);
+                      {rows, cols, x.stride, batches, x.batch_stride}, box_rows, sizeof(T) == 4);
   };
   HopperMaps maps = {};
   typename Product::Params p = {};
@@ -69,7 +68,8 @@ bool run_hopper(const ProductCall& call, const typename Product::Epilogue& epilo
   // Rows are written in pieces of 16 bytes where a group ends.
   p.plain = kGroups == Groups::rows && call.n * int64_t(sizeof(Out)) % 16 != 0;
   for (int i = 0; i < call.ins; ++i) p.plain |= !can_map_result<Out>(call.in[i], call, batches_out);
-  for (int i = 0; i < call.outs; ++i) p.plain |= !can_map_result<Out>(call.out[i], call, batches_out);
+  for (int i = 0; i < call.outs; ++i)
+    p.plain |= !can_map_result<Out>(call.out[i], call, batches_out);
   const auto map_result = [&](const ProductMatrix& x) {
     return tensor_map(static_cast<const Out*>(x.data),
                       {call.m, call.n, x.row_stride, batches_out, x.batch_stride}, 64);
@@ -86,8 +86,8 @@ bool run_hopper(const ProductCall& call, const typename Product::Epilogue& epilo
   const int64_t down = tiles(call.m, Tile::kM * Tile::kClusterM);
   const int64_t across = tiles(call.n, Product::kCols * Tile::kClusterN);
   // At most: each group, and the rows after the last one, may begin a row of tiles.
-  const int64_t clusters = kGroups == Groups::rows ? (down + call.batches) * across
-                                                   : down * across * call.batches;
+  const int64_t clusters =
+      kGroups == Groups::rows ? (down + call.batches) * across : down * across * call.batches;
   if (clusters > INT_MAX / 2) fail("a product of ", clusters, " tiles is too large");
   const int64_t most = std::max(1, multiprocessors() / Tile::kBlocks);
   Config config{dim3(unsigned(std::min(clusters, most)) * Tile::kBlocks), dim3(Product::kThreads),
