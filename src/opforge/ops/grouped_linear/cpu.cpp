@@ -24,6 +24,12 @@ void each_group(const Tensor& offsets, int64_t total, const F& f, const After& a
   after(begin, total - begin);
 }
 
+// The matrix, or a copy where strides exceed 32 bits: torch's products misread those.
+Tensor in_reach(const Tensor& matrix) {
+  const bool near = std::ranges::max(strides(matrix)) <= std::numeric_limits<int32_t>::max();
+  return near ? matrix : contiguous(matrix);
+}
+
 Tensor rows(const Tensor& x, int64_t first, int64_t count) {
   return detail::call_torch("aten::narrow", "", x, int64_t(0), first, count);
 }
@@ -47,7 +53,7 @@ Tensor grouped_linear_cpu(const Tensor& x, const Tensor& weights, const Tensor& 
         std::optional<Tensor> bias;
         if (biases) bias = group(*biases, i);
         copy_into(rows(y, first, count),
-                  torch_linear(rows(x, first, count), group(weights, i), bias));
+                  torch_linear(in_reach(rows(x, first, count)), in_reach(group(weights, i)), bias));
       },
       [&](int64_t first, int64_t count) {
         if (count > 0) fill_zero(rows(y, first, count));
@@ -73,13 +79,15 @@ std::tuple<Tensor, Tensor, Tensor> grouped_linear_backward_cpu(
           if (needs_biases) fill_zero(group(grad_biases, i));
           return;
         }
-        const Tensor grad = rows(grad_y, first, count);
-        if (needs_x) copy_into(rows(grad_x, first, count), torch_matmul(grad, group(weights, i)));
+        const Tensor grad = in_reach(rows(grad_y, first, count));
+        if (needs_x) {
+          copy_into(rows(grad_x, first, count), torch_matmul(grad, in_reach(group(weights, i))));
+        }
         if (needs_weights) {
           copy_into(group(grad_weights, i),
-                    torch_matmul(permute(grad, {1, 0}), rows(x, first, count)));
+                    torch_matmul(permute(grad, {1, 0}), in_reach(rows(x, first, count))));
         }
-        if (!needs_biases) return;
+        if (!needs_biases || n == 0) return;
         dispatch(dtype_of(grad), [&]<class T>(Type<T>) {
           const Matrix<const T> from = as_matrix(grad).read<T>();
           sum_columns(count, n, mutable_data<T>(grad_biases) + i * n,

@@ -12,6 +12,7 @@ inline void check_grouped(const char* op, const Tensor& x, const Tensor& weights
                 ": x must be (rows, features) and weights (groups, outputs, features)");
   OPFORGE_CHECK(same_device(x, weights) && dtype_code(x) == dtype_code(weights), op,
                 ": x and weights differ in device or dtype");
+  dtype_of(x);  // fails where there are no products of such elements
   const int32_t code = dtype_code(offsets);
   OPFORGE_CHECK(same_device(x, offsets) && offsets.dim() == 1 &&
                     offsets.size(0) == weights.size(0) &&

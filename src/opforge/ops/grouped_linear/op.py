@@ -24,20 +24,20 @@ def reference(
     x: Tensor, weights: Tensor, offsets: Tensor, biases: Tensor | None, tf32: bool
 ) -> Tensor:
     """A product for each group. Rows after the last group give zeros."""
-    experts = range(weights.shape[0])
-    bias = [None if biases is None else biases[e] for e in experts]
-    if _known(offsets):
-        bounds = _bounds(offsets, x.shape[0])
-        parts = [
-            products.linear(x[first:last], weights[e], bias[e], tf32)
-            for e, (first, last) in enumerate(bounds)
-        ]
-        rest = x.shape[0] - (bounds[-1][1] if bounds else 0)
-        return torch.cat([*parts, x.new_zeros(rest, weights.shape[1])])
-    y = x.new_zeros(x.shape[0], weights.shape[1])
-    for e, mine in enumerate(_members(offsets, x.shape[0], weights.shape[0])):
-        y = torch.where(mine, products.linear(x, weights[e], bias[e], tf32), y)
-    return y
+    total, experts = x.shape[0], weights.shape[0]
+    layers = list(zip(weights, [None] * experts if biases is None else biases, strict=True))
+    y = x.new_zeros(total, weights.shape[1])
+    if not _known(offsets):
+        for mine, (weight, bias) in zip(_members(offsets, total, experts), layers, strict=True):
+            y = torch.where(mine, products.linear(x, weight, bias, tf32), y)
+        return y
+    sizes = _sizes(offsets, total)
+    rows = zip(x.split(sizes), layers, strict=False)
+    # Thousands of groups without rows would take long; the first one makes it differentiable.
+    parts = [
+        products.linear(r, *layer, tf32) for e, (r, layer) in enumerate(rows) if e == 0 or len(r)
+    ]
+    return torch.cat([*parts, y[total - sizes[-1] :]])
 
 
 def backward_reference(
@@ -51,23 +51,24 @@ def backward_reference(
     needs_biases: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Two products and a sum for each group."""
-    nothing = no_tensor(grad_y)
-    experts = weights.shape[0]
+    total, experts = x.shape[0], weights.shape[0]
     if _known(offsets):
-        bounds = _bounds(offsets, x.shape[0])
-        grads, rows = ([t[first:last] for first, last in bounds] for t in (grad_y, x))
-        rest = x.new_zeros(x.shape[0] - (bounds[-1][1] if bounds else 0), x.shape[1])
-        grad_x = torch.cat([*(g @ w for g, w in zip(grads, weights, strict=True)), rest])
+        sizes = _sizes(offsets, total)
+        grads, rows = grad_y.split(sizes)[:-1], x.split(sizes)[:-1]
+        parts = [g @ w for g, w in zip(grads, weights, strict=True) if len(g)]
+        grad_x = torch.cat([*parts, x.new_zeros(sizes[-1], x.shape[1])])
     else:
-        members = list(_members(offsets, x.shape[0], experts))
-        grads, rows = ([torch.where(mine, t, 0) for mine in members] for t in (grad_y, x))
+        members = list(_members(offsets, total, experts))
+        grads, rows = (tuple(torch.where(m, t, 0) for m in members) for t in (grad_y, x))
         grad_x = torch.zeros_like(x)
         for mine, weight in zip(members, weights, strict=True):
             grad_x = torch.where(mine, grad_y @ weight, grad_x)
-    grad_weights, grad_biases = torch.zeros_like(weights), grad_y.new_zeros(weights.shape[:2])
+    nothing, zeros = no_tensor(grad_y), weights.new_zeros(weights.shape[1:])
+    grad_weights, grad_biases = torch.zeros_like(weights), weights.new_zeros(weights.shape[:2])
     if experts:
-        grad_weights = torch.stack([g.t() @ r for g, r in zip(grads, rows, strict=True)])
-        grad_biases = torch.stack([g.sum(0) for g in grads])
+        pairs = zip(grads, rows, strict=True)
+        grad_weights = torch.stack([g.t() @ r if len(g) else zeros for g, r in pairs])
+        grad_biases = torch.stack([g.sum(0) if len(g) else zeros.sum(1) for g in grads])
     return (
         grad_x if needs_x else nothing,
         grad_weights if needs_weights else nothing,
@@ -79,14 +80,14 @@ def _known(offsets: Tensor) -> bool:
     return can_look_at(offsets) and offsets.device.type != "meta"
 
 
-def _bounds(offsets: Tensor, total: int) -> list[tuple[int, int]]:
-    """The first row of each group, and the row after its last one."""
-    bounds, first = [], 0
+def _sizes(offsets: Tensor, total: int) -> list[int]:
+    """The rows of each group, and those after the last one."""
+    sizes, first = [], 0
     for given in offsets.tolist():
         last = min(max(given, first), total)
-        bounds.append((first, last))
+        sizes.append(last - first)
         first = last
-    return bounds
+    return [*sizes, total - first]
 
 
 def _members(offsets: Tensor, total: int, experts: int) -> Iterator[Tensor]:
