@@ -8,6 +8,7 @@ and ``LogSoftmax`` use the last dim by default.
 from opforge.nn.dropout import Dropout
 from opforge.nn.elementwise import BiasGELU, ReLU, ScaleBiasReLU
 from opforge.nn.gated import GEGLU, ReGLU, SwiGLU
+from opforge.nn.grouped import GroupedLinear
 from opforge.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss
 from opforge.nn.norm import GroupNorm, LayerNorm, RMSNorm
 from opforge.nn.rotary import RotaryEmbedding
@@ -19,6 +20,7 @@ __all__ = [
     "CrossEntropyLoss",
     "Dropout",
     "GroupNorm",
+    "GroupedLinear",
     "LayerNorm",
     "LinearCrossEntropyLoss",
     "LogSoftmax",

@@ -39,6 +39,26 @@ struct ProductColumns {
   }
 };
 
+// What the batches of a product are: matrices of their own, or groups of rows of a and of the
+// result, or of the inner dim of both operands. Group i begins where group i - 1 ends, the first at
+// 0.
+enum class Groups { none, rows, inner };
+
+// Where groups end, in memory of the GPU: int32, or with `wide` int64. An end before the one of the
+// group before is that one, an end beyond `total` is `total`. Rows of the result after the last
+// group are zeros.
+struct ProductGroups {
+  const void* ends = nullptr;
+  bool wide = false;
+  int count = 0, total = 0;
+
+  __device__ int end(int group) const {
+    const int64_t end =
+        wide ? static_cast<const int64_t*>(ends)[group] : static_cast<const int32_t*>(ends)[group];
+    return int(end < 0 ? 0 : end > total ? total : end);
+  }
+};
+
 constexpr int kMostIn = 2, kMostOut = 3, kMostColumns = 2;
 
 // result (m, n) = epilogue(a (m, k) b (k, n)). b is given as its columns: n x k.
@@ -54,6 +74,7 @@ struct ProductCall {
   // The order of the tiles: bands of `group` rows of tiles, or of columns of them.
   int group = 8;
   bool by_columns = false;
+  ProductGroups groups;  // `batches` of them, for the kernels that know of them
   cudaStream_t stream = nullptr;
 };
 

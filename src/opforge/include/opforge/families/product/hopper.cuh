@@ -24,6 +24,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 namespace opforge {
 
@@ -63,9 +64,15 @@ struct HopperParams {
   ProductColumns columns[kMostColumns], rows;
   float* sums;  // (ceil(m / 64), n): sums of 64 rows of the first result, for kSums
   Epilogue epilogue;
+  ProductGroups groups;
 };
 
-template <class T_, class Tile_, Major a_major, Major b_major, class Epilogue_>
+// The tiles of products with groups, in place of AllTiles below: see groups.cuh.
+template <class Product>
+struct GroupTiles;
+
+template <class T_, class Tile_, Major a_major, Major b_major, class Epilogue_,
+          Groups groups = Groups::none>
 struct HopperProduct {
   using T = T_;
   using Tile = Tile_;
@@ -73,6 +80,7 @@ struct HopperProduct {
   using Out = typename Epilogue::Out;
   using Params = HopperParams<Epilogue>;
   static constexpr Major kMajorA = a_major, kMajorB = b_major;
+  static constexpr Groups kGroups = groups;
 
   static constexpr int kThreads = kWarpGroup * (1 + Tile::kConsumers);
   static constexpr int kInner = kTileWidth / int(sizeof(T));  // of a stage
@@ -142,12 +150,12 @@ struct HopperProduct {
   };
 
   // The tiles of this block, and of the inner dim its part.
-  struct Work {
+  struct AllTiles {
     int tiles_m, tiles_n, tiles, step;  // counted in clusters
     int rank_m, rank_n;
     int inner_first, inner_count;  // stages
 
-    __device__ explicit Work(const Params& p) {
+    __device__ explicit AllTiles(const Params& p) {
       const int rank = Tile::kBlocks == 1 ? 0 : cluster_rank();
       rank_m = Tile::kSplit > 1 ? 0 : rank / Tile::kClusterN;
       rank_n = Tile::kSplit > 1 ? 0 : rank % Tile::kClusterN;
@@ -162,21 +170,32 @@ struct HopperProduct {
       inner_count = max(0, min(stages, inner_first + share) - inner_first);
     }
 
-    // Tiles that run at the same time share rows of a and columns of b: bands of p.group rows of
-    // tiles (or columns) are made one after the other.
     __device__ void locate(const Params& p, int tile, int& batch, int& row, int& col) const {
       const int in_batch = tiles_m * tiles_n;
       batch = tile / in_batch;
-      tile -= batch * in_batch;
+      int i, j;
+      walk(p, tile - batch * in_batch, tiles_m, tiles_n, i, j);
+      row = (i * Tile::kClusterM + rank_m) * Tile::kM;
+      col = (j * Tile::kClusterN + rank_n) * kCols;
+    }
+
+    // Tiles that run at the same time share rows of a and columns of b: bands of p.group rows of
+    // tiles (or columns) are made one after the other.
+    __device__ static void walk(const Params& p, int tile, int tiles_m, int tiles_n, int& row,
+                                int& col) {
       const int across = p.by_columns ? tiles_n : tiles_m, along = p.by_columns ? tiles_m : tiles_n;
       const int band = tile / (p.group * along), first = band * p.group;
       const int width = min(p.group, across - first);
       tile -= band * p.group * along;
       const int i = first + tile % width, j = tile / width;
-      row = ((p.by_columns ? j : i) * Tile::kClusterM + rank_m) * Tile::kM;
-      col = ((p.by_columns ? i : j) * Tile::kClusterN + rank_n) * kCols;
+      row = p.by_columns ? j : i;
+      col = p.by_columns ? i : j;
     }
+
+    __device__ int stages_of(const Params&, int) const { return inner_count; }
+    __device__ int rows_end(const Params& p) const { return p.m; }
   };
+  using Work = std::conditional_t<kGroups == Groups::none, AllTiles, GroupTiles<HopperProduct>>;
 
   // A position in the ring of stages.
   struct Position {
@@ -231,21 +250,25 @@ struct HopperProduct {
     for (int i = 0; i < Tile::kClusterM; ++i) {
       mask_b |= uint16_t(1u << (i * Tile::kClusterN + work.rank_n));
     }
+    // Groups are parts of one matrix.
+    const int batch_a = kGroups == Groups::none ? batch : 0;
+    const int batch_b = kGroups == Groups::inner ? 0 : batch;
     Barriers& barriers = s.barriers();
     for (int i = 0; i < work.inner_count; ++i) {
-      const int inner = (work.inner_first + i) * kInner;
+      int inner = (work.inner_first + i) * kInner;
+      if constexpr (kGroups == Groups::inner) inner += work.begin;
       wait(barriers.empty[at.stage], at.phase ^ 1);
       Barrier& full = barriers.full[at.stage];
       arrive_expecting(full, kStageBytes);
       fetch<kMajorA, Tile::kM, kBoxesA, Tile::kClusterN>(&maps.a, s.a(at.stage), row, Tile::kM,
-                                                         inner, batch, work.rank_n, mask_a, full);
+                                                         inner, batch_a, work.rank_n, mask_a, full);
       fetch<kMajorB, Tile::kN, kBoxesB, Tile::kClusterM>(maps.b, s.b(at.stage), col, kCols, inner,
-                                                         batch, work.rank_m, mask_b, full);
+                                                         batch_b, work.rank_m, mask_b, full);
       at.advance();
     }
   }
 
-  __device__ static void produce(const HopperMaps& maps, const Params& p, const Work& work,
+  __device__ static void produce(const HopperMaps& maps, const Params& p, Work& work,
                                  const Shared& s) {
     Position at;
     for (int t = int(blockIdx.x) / Tile::kBlocks; t < work.tiles; t += work.step) {
@@ -273,9 +296,45 @@ struct HopperProduct {
     }
   }
 
+  // Makes zeros of what an operand's stage has beyond `valid` inner indices.
+  template <Major major, int Size>
+  __device__ static void clear(unsigned char* stage, int valid, int thread, int threads) {
+    if constexpr (major == Major::outer) {
+      constexpr int kPieces = kTileWidth / 16;
+#pragma unroll 1
+      for (int box = 0; box < Size / 64; ++box) {
+#pragma unroll 1
+        for (int i = valid * kPieces + thread; i < kInner * kPieces; i += threads) {
+          reinterpret_cast<int4*>(stage + box * kInner * kTileWidth)[i] = {};
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int i = thread; i < Size * kInner; i += threads) {
+        const int inner = i % kInner;
+        if (inner < valid) continue;
+        *reinterpret_cast<T*>(stage + swizzled(i / kInner, inner * int(sizeof(T)))) = T{};
+      }
+    }
+  }
+
+  // The last stage of a group reaches into the next one, whose values must not count: 0 times NaN
+  // would. All who read the stage call it.
+  __device__ static void cut(const Shared& s, int consumer, int stage, int valid) {
+    if (valid >= kInner) return;
+    constexpr int kThreads = Tile::kPingPong ? kWarpGroup : Tile::kConsumers * kWarpGroup;
+    const int thread =
+        int(threadIdx.x) % kWarpGroup + (Tile::kPingPong ? 0 : consumer) * kWarpGroup;
+    clear<kMajorA, Tile::kM>(s.a(stage), valid, thread, kThreads);
+    clear<kMajorB, Tile::kN>(s.b(stage), valid, thread, kThreads);
+    fence_for_copies();  // products read as copies do
+    kThreads == kWarpGroup ? sync_group(consumer) : sync_some(kOrder, kThreads);
+  }
+
   // The product of a tile. `at` moves on by the stages it takes.
-  __device__ static void multiply(const Shared& s, int consumer, int count, Position& at,
+  __device__ static void multiply(const Shared& s, const Work& work, int consumer, Position& at,
                                   Sums& sums) {
+    const int count = work.inner_count;
     Barriers& barriers = s.barriers();
     const int first_row = Tile::kPingPong ? 0 : consumer * Tile::kRows;
 #pragma unroll
@@ -287,6 +346,9 @@ struct HopperProduct {
     int before = 0;
     for (int i = 0; i < count; ++i) {
       wait(barriers.full[at.stage], at.phase);
+      if constexpr (kGroups == Groups::inner) {
+        if (i == count - 1) cut(s, consumer, at.stage, work.last_valid());
+      }
       warpgroup_arrive();
 #pragma unroll
       for (int step = 0; step < kTileWidth / kMultiplyBytes; ++step) {
@@ -375,7 +437,8 @@ struct HopperProduct {
 #pragma unroll
       for (int j = 0; j * kWarpGroup < kCols; ++j) {
         const int col = j * kWarpGroup + int(threadIdx.x) % kWarpGroup;
-        const bool there = col < kCols && first_col + col < p.n;
+        const bool there =
+            col < kCols && first_col + col < p.n && (kGroups == Groups::none || batch < p.batches);
         columns[i][j] = there ? p.columns[i].at(batch, first_col + col) : 0.0f;
       }
     }
@@ -512,14 +575,14 @@ struct HopperProduct {
   // f gets a place in the matrix, or null beyond its end, and the one in the slot.
   template <class F>
   __device__ static void each_plain(const ProductMatrix& x, unsigned char* slot, const Params& p,
-                                    int batch, int first_row, int first_col, const F& f) {
+                                    int batch, int first_row, int first_col, int end, const F& f) {
     const int warp = int(threadIdx.x) % kWarpGroup / 32, lane = int(threadIdx.x) % 32;
     Out* const data = static_cast<Out*>(x.data) + batch * x.batch_stride + first_col;
 #pragma unroll 1
     for (int row = warp; row < 64; row += 4) {
 #pragma unroll 1
       for (int col = lane; col < kChunkCols; col += 32) {
-        const bool there = first_row + row < p.m && first_col + col < p.n;
+        const bool there = first_row + row < end && first_col + col < p.n;
         f(there ? data + (first_row + row) * x.row_stride + col : nullptr,
           *reinterpret_cast<Out*>(slot + swizzled(row, col * int(sizeof(Out)))));
       }
@@ -529,18 +592,35 @@ struct HopperProduct {
                                     int row, int col) {
 #pragma unroll 1
     for (int i = 0; i < p.ins; ++i) {
-      each_plain(p.in[i], s.slot(slots.consumer, slots.first() + i), p, batch, row, col,
+      each_plain(p.in[i], s.slot(slots.consumer, slots.first() + i), p, batch, row, col, p.m,
                  [](const Out* from, Out& to) { to = from == nullptr ? Out{} : *from; });
     }
   }
   __device__ static void store_plain(const Params& p, const Shared& s, const Slots& slots,
-                                     int batch, int row, int col) {
+                                     int batch, int row, int col, int end) {
 #pragma unroll 1
     for (int i = 0; i < p.outs; ++i) {
-      each_plain(p.out[i], s.slot(slots.consumer, slots.first() + i), p, batch, row, col,
+      each_plain(p.out[i], s.slot(slots.consumer, slots.first() + i), p, batch, row, col, end,
                  [](Out* to, const Out& from) {
                    if (to != nullptr) *to = from;
                  });
+    }
+  }
+
+  // The rows of a chunk before `end`, where a tensor map would also write those of the next group.
+  __device__ static void store_rows(const Params& p, const Shared& s, const Slots& slots, int row,
+                                    int col, int end) {
+#pragma unroll 1
+    for (int i = 0; i < p.outs; ++i) {
+      const unsigned char* const slot = s.slot(slots.consumer, slots.first() + i);
+      Out* const data = static_cast<Out*>(p.out[i].data) + col;
+#pragma unroll 1
+      for (int at = int(threadIdx.x) % kWarpGroup * 16; at < kSlotBytes; at += kWarpGroup * 16) {
+        const int r = at / kTileWidth, c = at % kTileWidth / int(sizeof(Out));
+        if (row + r >= end || col + c >= p.n) continue;
+        *reinterpret_cast<int4*>(data + (row + r) * p.out[i].row_stride + c) =
+            *reinterpret_cast<const int4*>(slot + swizzled(r, at % kTileWidth));
+      }
     }
   }
 
@@ -595,7 +675,8 @@ struct HopperProduct {
   template <class Transform>
   __device__ __forceinline__ static void finish(const Transform& transform, const HopperMaps& maps,
                                                 const Params& p, const Shared& s, Slots& slots,
-                                                int batch, int tile_row, int tile_col, Sums& sums) {
+                                                int batch, int tile_row, int tile_col, int end,
+                                                Sums& sums) {
     const int consumer = slots.consumer;
     const int in_slot = recompute(place_in_slot());
     const int first_row = tile_row + (Tile::kPingPong ? 0 : consumer * Tile::kRows);
@@ -655,8 +736,12 @@ struct HopperProduct {
       fence_for_copies();
       sync_group(consumer);
       if (p.plain) {
-        store_plain(p, s, slots, batch, row, col);
+        store_plain(p, s, slots, batch, row, col, end);
         sync_group(consumer);
+      } else if (kGroups == Groups::rows && row + 64 > end) {
+        store_rows(p, s, slots, row, col, end);
+        sync_group(consumer);
+        if (leads()) bulk_commit();  // of nothing: await_slots() counts chunks
       } else if (leads()) {
 #pragma unroll 1
         for (int j = 0; j < p.outs; ++j) {
@@ -722,7 +807,7 @@ struct HopperProduct {
 
   static constexpr int kOrder = 1 + Tile::kConsumers;  // ids of barriers, see consume()
 
-  __device__ static void consume(const HopperMaps& maps, const Params& p, const Work& work,
+  __device__ static void consume(const HopperMaps& maps, const Params& p, Work& work,
                                  const Shared& s, int consumer) {
     Slots slots(p, consumer);
     Position at;
@@ -730,13 +815,14 @@ struct HopperProduct {
     if constexpr (Tile::kPingPong) {
       if (consumer == 1) {
         if (t < work.tiles) arrive_some(kOrder, 2 * kWarpGroup);
+        at.advance(work.stages_of(p, t));
         t += work.step;
-        at.advance(work.inner_count);
       }
     }
     for (; t < work.tiles; t += work.step * (Tile::kPingPong ? 2 : 1)) {
       int batch, row, col;
       work.locate(p, t, batch, row, col);
+      const int end = work.rows_end(p);
       Columns columns;
       load_columns(p, batch, col, columns);
       RowFactors rows;
@@ -748,11 +834,11 @@ struct HopperProduct {
       if constexpr (Tile::kInParts) {
         multiply_in_parts(s, consumer, work.inner_count, at, sums);
       } else {
-        multiply(s, consumer, work.inner_count, at, sums);
+        multiply(s, work, consumer, at, sums);
       }
       if constexpr (Tile::kPingPong) {
         if (t + work.step < work.tiles) arrive_some(kOrder + 1 - consumer, 2 * kWarpGroup);
-        at.advance(work.inner_count);
+        at.advance(work.stages_of(p, t + work.step));
       }
       if constexpr (Tile::kSplit > 1) exchange(s, consumer, sums);
       if constexpr (kScalesRows) scale_rows(rows, sums);
@@ -761,7 +847,8 @@ struct HopperProduct {
         sync_group(consumer);
       }
       p.epilogue.choose([&](const auto& transform) {
-        finish(transform, maps, p, s, slots, batch, row, col, sums);
+        const int batch_out = kGroups == Groups::rows ? 0 : batch;
+        finish(transform, maps, p, s, slots, batch_out, row, col, end, sums);
       });
     }
     if (leads()) bulk_wait_read<0>();
@@ -789,7 +876,7 @@ struct HopperProduct {
     } else {
       __syncthreads();
     }
-    const Work work(p);
+    Work work(p);
     if (group == 0) {
       if constexpr (Tile::kConsumers == 2) give_registers<40>();
       produce(maps, p, work, s);

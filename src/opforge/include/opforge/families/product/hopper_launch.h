@@ -21,9 +21,9 @@ inline bool can_map_operand(const ProductOperand& x, int64_t outer, int64_t inne
 }
 
 template <class T>
-inline bool can_map_result(const ProductMatrix& x, const ProductCall& call) {
+inline bool can_map_result(const ProductMatrix& x, const ProductCall& call, int64_t batches) {
   return can_map(static_cast<const T*>(x.data),
-                 {call.m, call.n, x.row_stride, call.batches, x.batch_stride});
+                 {call.m, call.n, x.row_stride, batches, x.batch_stride});
 }
 
 // Runs a call whose operands have these majors. False if this library has no code for the GPU.
@@ -40,18 +40,23 @@ bool run_hopper(const ProductCall& call, const typename Product::Epilogue& epilo
   }
   if (facts.binaryVersion != 90) return false;
 #endif
-  const auto map_operand = [&](const ProductOperand& x, int64_t outer, int box_rows) {
+  // Groups are parts of one matrix.
+  constexpr Groups kGroups = Product::kGroups;
+  const int64_t batches_a = kGroups == Groups::none ? call.batches : 1;
+  const int64_t batches_b = kGroups == Groups::inner ? 1 : call.batches;
+  const int64_t batches_out = kGroups == Groups::rows ? 1 : call.batches;
+  const auto map_operand = [&](const ProductOperand& x, int64_t outer, int box_rows,
+                               int64_t batches) {
     const bool by_row = x.major == Major::inner;
     const int64_t rows = by_row ? outer : call.k, cols = by_row ? call.k : outer;
     return tensor_map(static_cast<const T*>(x.data),
-                      {rows, cols, x.stride, call.batches, x.batch_stride}, box_rows,
-                      sizeof(T) == 4);
+                      {rows, cols, x.stride, batches, x.batch_stride}, box_rows, sizeof(T) == 4);
   };
   HopperMaps maps = {};
   typename Product::Params p = {};
-  maps.a = map_operand(call.a, call.m, Product::kBoxRowsA);
+  maps.a = map_operand(call.a, call.m, Product::kBoxRowsA, batches_a);
   for (int i = 0; i < Product::kParts; ++i) {
-    maps.b[i] = map_operand(call.b[i], call.n, Product::kBoxRowsB);
+    maps.b[i] = map_operand(call.b[i], call.n, Product::kBoxRowsB, batches_b);
   }
   p.m = int(call.m), p.n = int(call.n), p.k = int(call.k), p.batches = int(call.batches);
   p.group = call.group, p.by_columns = call.by_columns;
@@ -60,11 +65,15 @@ bool run_hopper(const ProductCall& call, const typename Product::Epilogue& epilo
   p.rows = call.rows;
   p.sums = call.sums;
   p.epilogue = epilogue;
-  for (int i = 0; i < call.ins; ++i) p.plain |= !can_map_result<Out>(call.in[i], call);
-  for (int i = 0; i < call.outs; ++i) p.plain |= !can_map_result<Out>(call.out[i], call);
+  p.groups = call.groups;
+  // Rows are written in pieces of 16 bytes where a group ends.
+  p.plain = kGroups == Groups::rows && call.n * int64_t(sizeof(Out)) % 16 != 0;
+  for (int i = 0; i < call.ins; ++i) p.plain |= !can_map_result<Out>(call.in[i], call, batches_out);
+  for (int i = 0; i < call.outs; ++i)
+    p.plain |= !can_map_result<Out>(call.out[i], call, batches_out);
   const auto map_result = [&](const ProductMatrix& x) {
     return tensor_map(static_cast<const Out*>(x.data),
-                      {call.m, call.n, x.row_stride, call.batches, x.batch_stride}, 64);
+                      {call.m, call.n, x.row_stride, batches_out, x.batch_stride}, 64);
   };
   for (int i = 0; i < call.ins; ++i) {
     p.in[i] = call.in[i];
@@ -75,8 +84,11 @@ bool run_hopper(const ProductCall& call, const typename Product::Epilogue& epilo
     if (!p.plain) maps.out[i] = map_result(call.out[i]);
   }
   const auto tiles = [](int64_t size, int64_t tile) { return (size + tile - 1) / tile; };
-  const int64_t clusters = tiles(call.m, Tile::kM * Tile::kClusterM) *
-                           tiles(call.n, Product::kCols * Tile::kClusterN) * call.batches;
+  const int64_t down = tiles(call.m, Tile::kM * Tile::kClusterM);
+  const int64_t across = tiles(call.n, Product::kCols * Tile::kClusterN);
+  // At most: each group, and the rows after the last one, may begin a row of tiles.
+  const int64_t clusters =
+      kGroups == Groups::rows ? (down + call.batches) * across : down * across * call.batches;
   if (clusters > INT_MAX / 2) fail("a product of ", clusters, " tiles is too large");
   const int64_t most = std::max(1, multiprocessors() / Tile::kBlocks);
   Config config{dim3(unsigned(std::min(clusters, most)) * Tile::kBlocks), dim3(Product::kThreads),

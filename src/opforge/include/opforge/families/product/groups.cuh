@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products with groups whose sizes only the GPU knows, such as the rows of each expert in a mixture
+// of experts. Each warp finds the groups of its tiles as it goes from tile to tile: it looks at 32
+// groups at a time, one per lane. Nothing is read on the host, and nothing is launched before.
+// Includes no torch header.
+#pragma once
+
+#include <opforge/families/product/hopper.cuh>
+
+namespace opforge {
+
+// A walk over the tiles of all groups in order. All lanes of a warp call its functions together.
+template <Groups kind>
+class GroupCursor {
+ public:
+  // A group has `factor` tiles, or with Groups::rows so many for each `tile_rows` rows or fewer.
+  __device__ GroupCursor(const ProductGroups& groups, int tile_rows, int factor)
+      : tile_rows_(tile_rows), factor_(factor) {
+    restart(groups);
+  }
+
+  // The tiles of all groups and, with Groups::rows, of the rows after the last group.
+  __device__ int count(const ProductGroups& groups) {
+    if constexpr (kind == Groups::inner) {
+      return groups.count * factor_;
+    } else {
+      while (more(groups)) advance(groups);
+      const int tiles = last(upto_);
+      if (first_ > 0) restart(groups);
+      return tiles;
+    }
+  }
+
+  // Goes to a tile, no earlier than the last one. False if there are fewer.
+  __device__ bool find(const ProductGroups& groups, int tile) {
+    while (tile >= last(upto_)) {
+      if (!more(groups)) return false;
+      advance(groups);
+    }
+    const int lane = __popc(__ballot_sync(kAll, upto_ <= tile));
+    group = first_ + lane;
+    begin = __shfl_sync(kAll, begin_, lane);
+    end = __shfl_sync(kAll, end_, lane);
+    index = tile - __shfl_sync(kAll, upto_ - tiles_, lane);
+    return true;
+  }
+
+  int group = 0;           // of the tile; groups.count for the rows after the last group
+  int begin = 0, end = 0;  // of the group
+  int index = 0;           // of the tile in its group
+
+ private:
+  static constexpr unsigned kAll = 0xffffffffu;
+
+  __device__ static int last(int value) { return __shfl_sync(kAll, value, 31); }
+
+  __device__ void restart(const ProductGroups& groups) {
+    first_ = -32;
+    end_ = upto_ = 0;
+    advance(groups);
+  }
+
+  __device__ bool more(const ProductGroups& groups) const {
+    return first_ + 32 < groups.count + (kind == Groups::rows);
+  }
+
+  // To the next 32 groups.
+  __device__ void advance(const ProductGroups& groups) {
+    const int end_before = last(end_), upto_before = last(upto_), lane = int(threadIdx.x) % 32;
+    first_ += 32;
+    const int group = first_ + lane;
+    const bool there = group < groups.count;
+    end_ = max(end_before, there ? groups.end(group) : kind == Groups::rows ? groups.total : 0);
+#pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+      const int before = __shfl_up_sync(kAll, end_, by);
+      if (lane >= by) end_ = max(end_, before);
+    }
+    begin_ = __shfl_up_sync(kAll, end_, 1);
+    if (lane == 0) begin_ = end_before;
+    tiles_ = kind == Groups::rows ? (end_ - begin_ + tile_rows_ - 1) / tile_rows_ * factor_
+             : there              ? factor_
+                                  : 0;
+    upto_ = tiles_;
+#pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+      const int before = __shfl_up_sync(kAll, upto_, by);
+      if (lane >= by) upto_ += before;
+    }
+    upto_ += upto_before;
+  }
+
+  int tile_rows_, factor_;
+  int first_;         // group of lane 0
+  int begin_, end_;   // of this lane's group
+  int tiles_, upto_;  // of this lane's group, and of all groups up to it
+};
+
+// What HopperProduct asks about tiles, as its AllTiles answers for batches.
+template <class Product>
+struct GroupTiles {
+  using Tile = typename Product::Tile;
+  using Params = typename Product::Params;
+  static constexpr Groups kKind = Product::kGroups;
+  static constexpr int kRows = Tile::kM * Tile::kClusterM, kCols = Product::kCols * Tile::kClusterN;
+  static_assert(kKind != Groups::none);
+
+  int tiles, step;  // counted in clusters
+  int rank_m, rank_n;
+  int inner_first = 0, inner_count = 0;  // stages
+  int begin = 0, inner = 0;              // of the group: its first row or inner index, inner size
+
+  __device__ explicit GroupTiles(const Params& p)
+      : cursor_(p.groups, kRows,
+                kKind == Groups::rows ? ceil(p.n, kCols) : ceil(p.m, kRows) * ceil(p.n, kCols)) {
+    const int rank = Tile::kBlocks == 1 ? 0 : cluster_rank();
+    rank_m = Tile::kSplit > 1 ? 0 : rank / Tile::kClusterN;
+    rank_n = Tile::kSplit > 1 ? 0 : rank % Tile::kClusterN;
+    part_ = Tile::kSplit > 1 ? rank : 0;
+    tiles = cursor_.count(p.groups);
+    step = int(gridDim.x) / Tile::kBlocks;
+  }
+
+  __device__ void locate(const Params& p, int tile, int& batch, int& row, int& col) {
+    cursor_.find(p.groups, tile);
+    batch = cursor_.group;
+    begin = cursor_.begin;
+    const int size = cursor_.end - begin, rows = kKind == Groups::rows ? size : p.m;
+    int i, j;
+    Product::AllTiles::walk(p, cursor_.index, ceil(rows, kRows), ceil(p.n, kCols), i, j);
+    row = (i * Tile::kClusterM + rank_m) * Tile::kM + (kKind == Groups::rows ? begin : 0);
+    col = (j * Tile::kClusterN + rank_n) * Product::kCols;
+    // Rows after the last group are no product of anything.
+    inner = kKind == Groups::inner ? size : batch < p.batches ? p.k : 0;
+    const int stages = ceil(inner, Product::kInner), share = ceil(stages, Tile::kSplit);
+    inner_first = part_ * share;
+    inner_count = max(0, min(stages, inner_first + share) - inner_first);
+  }
+
+  // Stages of a tile that follows the ones located so far, or none. It becomes the located one.
+  __device__ int stages_of(const Params& p, int tile) {
+    if (tile >= tiles) return 0;
+    int batch, row, col;
+    locate(p, tile, batch, row, col);
+    return inner_count;
+  }
+
+  // Where the rows of the result end that a tile may write.
+  __device__ int rows_end(const Params& p) const {
+    return kKind == Groups::rows ? cursor_.end : p.m;
+  }
+
+  // Inner indices of the group in the last stage, or more.
+  __device__ int last_valid() const {
+    return inner - (inner_first + inner_count - 1) * Product::kInner;
+  }
+
+ private:
+  __device__ static int ceil(int size, int tile) { return (size + tile - 1) / tile; }
+
+  GroupCursor<kKind> cursor_;
+  int part_;
+};
+
+}  // namespace opforge

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "../kernel.cuh"
+
+namespace opforge {
+
+static bool run(const ProductCall& call) {
+  return run_short_groups<Groups::rows, HopperTile<64, 256, 1>, Major::inner, Major::inner>(call);
+}
+
+}  // namespace opforge
+
+OPFORGE_UNIT(ii_short, opforge::run)

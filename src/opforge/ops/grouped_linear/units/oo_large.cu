@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "../kernel.cuh"
+
+namespace opforge {
+
+static bool run(const ProductCall& call) {
+  return run_short_groups<Groups::inner, HopperTile<128, 256, 2, false, 2>, Major::outer,
+                          Major::outer>(call);
+}
+
+}  // namespace opforge
+
+OPFORGE_UNIT(oo_large, opforge::run)

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "../kernel.cuh"
+
+namespace opforge {
+
+static bool run(const ProductCall& call) {
+  return run_groups<float, Groups::inner, HopperTile<128, 128, 2, false, 2>, Major::inner,
+                    Major::inner>(call);
+}
+
+}  // namespace opforge
+
+OPFORGE_UNIT(tf32_inner, opforge::run)
