@@ -4,7 +4,7 @@
 
 #include <opforge/families/product/choice.h>
 
-#include "kernel.cuh"
+#include "options.h"
 
 namespace opforge {
 
@@ -13,14 +13,15 @@ using LinearUnit = Unit<bool(const ProductCall&, const LinearOptions&)>;
 inline bool run_product(const ProductCall& call, const LinearOptions& options) {
   using Tile = ProductTile<LinearOptions>;
   static LinearUnit ii_large("ii_large"), ii_turns("ii_turns"), ii_split("ii_split"),
-      io_large("io_large"), io_turns("io_turns"), oo_large("oo_large"), oo_turns("oo_turns"),
-      oi_turns("oi_turns"), tf32_large("tf32_large"), tf32_split("tf32_split");
+      ii_wide("ii_wide"), ii_medium("ii_medium"), ii_small("ii_small"), io_large("io_large"),
+      io_turns("io_turns"), oo_large("oo_large"), oo_turns("oo_turns"), oi_turns("oi_turns"),
+      tf32_large("tf32_large"), tf32_split("tf32_split");
   // By the majors of a and b: inner or outer.
   static const Tile tf32[] = {{&tf32_large, 256, 128, 2, 1, 1.0},
                               {&tf32_split, 64, 128, 4, 4, 1.5}};
-  static const Tile ii[] = {{&ii_large, 256, 256, 2, 1, 1.0},
-                            {&ii_turns, 256, 128, 2, 1, 1.1},
-                            {&ii_split, 64, 128, 4, 4, 1.5}};
+  static const Tile ii[] = {{&ii_large, 256, 256, 2, 1, 1.0},  {&ii_turns, 256, 128, 2, 1, 1.1},
+                            {&ii_split, 64, 128, 4, 4, 1.5},   {&ii_wide, 256, 256, 2, 1, 1.0},
+                            {&ii_medium, 256, 128, 2, 1, 1.1}, {&ii_small, 64, 64, 2, 2, 2.0}};
   static const Tile io[] = {{&io_large, 256, 256, 2, 1, 1.0}, {&io_turns, 256, 128, 2, 1, 1.1}};
   static const Tile oi[] = {{&oi_turns, 256, 128, 2, 1, 1.0}};
   static const Tile oo[] = {{&oo_large, 256, 256, 2, 1, 1.0}, {&oo_turns, 256, 128, 2, 1, 1.1}};
