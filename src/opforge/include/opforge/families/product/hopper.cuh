@@ -58,9 +58,17 @@ struct HopperParams {
   bool plain;            // their rows are not aligned, so tensor maps cannot describe them
   ProductMatrix in[kMostIn], out[kMostOut];
   ProductColumns columns[kMostColumns];
-  float* sums;  // (ceil(m / 64), n): sums of 64 rows of the first result, for kSums
+  float* sums;  // (ceil(m / 64), n): sums of 64 rows of the first result, for kSums; or null
   Epilogue epilogue;
 };
+
+// How many values of a thread pass through the epilogue at once: one that needs many registers has
+// a kStep of its own.
+template <class Epilogue>
+constexpr int kEpilogueStep = 16;
+template <class Epilogue>
+  requires requires { Epilogue::kStep; }
+constexpr int kEpilogueStep<Epilogue> = Epilogue::kStep;
 
 template <class T_, class Tile_, Major a_major, Major b_major, class Epilogue_>
 struct HopperProduct {
@@ -89,7 +97,7 @@ struct HopperProduct {
   static constexpr int kChunks = kCols / kChunkCols;
   static constexpr int kValues = 64 * kChunkCols / kWarpGroup;  // of a thread in a chunk
   // So many of them pass through the epilogue at once: more would not fit the registers.
-  static constexpr int kStep = 16;
+  static constexpr int kStep = kEpilogueStep<Epilogue>;
   static constexpr int kSlotBytes = 64 * kTileWidth;
   static constexpr int kSlots = std::max({2, Epilogue::kIn, Epilogue::kOut});
   static_assert(kCols % kChunkCols == 0);
@@ -553,7 +561,9 @@ struct HopperProduct {
         Results out;
         transform(values, in, columns, out);
         write_out(p, s, slots, thread, first, out);
-        if constexpr (Epilogue::kSums) add_rows(s, consumer, first, out[0]);
+        if constexpr (Epilogue::kSums) {
+          if (p.sums != nullptr) add_rows(s, consumer, first, out[0]);
+        }
       }
       fence_for_copies();
       sync_group(consumer);
@@ -568,8 +578,10 @@ struct HopperProduct {
         bulk_commit();
       }
       if constexpr (Epilogue::kSums) {
-        store_sums(p, s, consumer, row, col);
-        sync_group(consumer);
+        if (p.sums != nullptr) {
+          store_sums(p, s, consumer, row, col);
+          sync_group(consumer);
+        }
       }
       slots.advance();
       if (fetches && leads() && i + Tile::kSplit < kRowBlocks * kChunks) {
