@@ -122,7 +122,7 @@ def composed_backward(
     needs_up_bias: bool,
 ) -> tuple[Tensor, ...]:
     """One pass through the gate, then products."""
-    if z.dim() == 1 and z.numel() == 0 and grad_y.numel() > 0:  # not kept
+    if z.numel() == 0:  # not kept, or there is nothing to keep
         z = arguments_of_gate(x, gate_weight, up_weight, gate_bias, up_bias, False)
     sums = needs_gate_bias or needs_up_bias
     passed, _, grad_bias = product_gradients.below("linear_dact")(
@@ -150,21 +150,27 @@ def validate(
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Sizes around a tile's, aligned or not; packed and separate; empty, strided."""
-    gelu, tanh, silu, sigmoid = (
-        products.NAMES.index(name) for name in ("gelu", "gelu_tanh", "silu", "sigmoid")
+    """Sizes around a tile's, aligned or not; packed and separate; empty, strided.
+
+    Many features go with relu and no activation, so that other gates stay near 0. Where a gate is
+    below -5.5, torch's gelu is 0, and times infinity NaN; and slopes near 0 make gradients
+    subnormal, which the bfloat16 products of CPUs take as 0.
+    """
+    relu, gelu, tanh, silu, sigmoid = (
+        products.NAMES.index(n) for n in ("relu", "gelu", "gelu_tanh", "silu", "sigmoid")
     )
     kept = False, True
-    yield make(64, 72), make(136, 72), make(136, 72), None, None, silu, *kept
-    yield make(2, 33, 40), make(80, 40), None, make(80), None, gelu, *kept
-    yield make(130, 64), make(72, 64), make(72, 64), make(72), make(72), products.RELU, *kept
-    yield make(9, 136), make(528, 136), None, None, None, tanh, False, False
-    yield make(17, 24), make(8, 24), make(8, 24), None, make(8), sigmoid, *kept
-    yield make(7, 31), make(29, 31), make(29, 31), make(29), make(29), silu, *kept  # unaligned
-    yield make(7, 24), make(54, 24), None, make(54), None, silu, *kept
-    yield make(40, 24).t(), make(40, 32).t(), make(40, 32).t(), make(64)[::2], None, gelu, *kept
-    yield make(16, 48)[:, ::2], make(64, 48)[:, ::2], None, make(128)[::2], None, tanh, *kept
+    yield make(64, 5), make(136, 5), make(136, 5), None, None, silu, *kept
+    yield make(2, 9, 3), make(48, 3), None, make(48), None, gelu, *kept
+    yield make(130, 64), make(72, 64), make(72, 64), make(72), make(72), relu, *kept
+    yield make(9, 136), make(528, 136), None, None, None, products.NONE, False, False
+    yield make(17, 4), make(8, 4), make(8, 4), None, make(8), sigmoid, *kept
+    yield make(7, 3), make(29, 3), make(29, 3), make(29), make(29), silu, *kept  # unaligned
+    yield make(7, 8), make(54, 8), None, make(54), None, silu, *kept
+    yield make(40, 24).t(), make(40, 32).t(), make(40, 32).t(), make(64)[::2], None, relu, *kept
+    yield make(16, 48)[:, ::2], make(64, 48)[:, ::2], None, make(128)[::2], None, relu, *kept
     yield make(5), make(3, 5), make(3, 5), make(3), None, products.NONE, *kept
+    yield make(70, 2), make(24, 2), make(24, 2), make(24), None, tanh, *kept
     yield make(0, 8), make(32, 8), None, make(32), None, silu, *kept
     yield make(3, 0), make(16, 0), make(16, 0), make(16), None, silu, *kept
     yield make(3, 8), make(0, 8), None, None, None, gelu, *kept
