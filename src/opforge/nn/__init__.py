@@ -8,6 +8,7 @@ and ``LogSoftmax`` use the last dim by default.
 from opforge.nn.dropout import Dropout
 from opforge.nn.elementwise import BiasGELU, ReLU, ScaleBiasReLU
 from opforge.nn.gated import GEGLU, ReGLU, SwiGLU
+from opforge.nn.linear import MLP, GatedMLP, Linear
 from opforge.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss
 from opforge.nn.norm import GroupNorm, LayerNorm, RMSNorm
 from opforge.nn.rotary import RotaryEmbedding
@@ -15,11 +16,14 @@ from opforge.nn.softmax import LogSoftmax, Softmax
 
 __all__ = [
     "GEGLU",
+    "MLP",
     "BiasGELU",
     "CrossEntropyLoss",
     "Dropout",
+    "GatedMLP",
     "GroupNorm",
     "LayerNorm",
+    "Linear",
     "LinearCrossEntropyLoss",
     "LogSoftmax",
     "RMSNorm",
