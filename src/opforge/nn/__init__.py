@@ -9,6 +9,7 @@ from opforge.nn.dropout import Dropout
 from opforge.nn.elementwise import BiasGELU, ReLU, ScaleBiasReLU
 from opforge.nn.gated import GEGLU, ReGLU, SwiGLU
 from opforge.nn.grouped import GroupedLinear
+from opforge.nn.linear import MLP, GatedMLP, Linear
 from opforge.nn.loss import CrossEntropyLoss, LinearCrossEntropyLoss
 from opforge.nn.norm import GroupNorm, LayerNorm, RMSNorm
 from opforge.nn.rotary import RotaryEmbedding
@@ -16,12 +17,15 @@ from opforge.nn.softmax import LogSoftmax, Softmax
 
 __all__ = [
     "GEGLU",
+    "MLP",
     "BiasGELU",
     "CrossEntropyLoss",
     "Dropout",
+    "GatedMLP",
     "GroupNorm",
     "GroupedLinear",
     "LayerNorm",
+    "Linear",
     "LinearCrossEntropyLoss",
     "LogSoftmax",
     "RMSNorm",

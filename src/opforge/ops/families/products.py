@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -73,38 +73,95 @@ def rows_of(x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
+def through(parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """The gradient of x, given those of ``x weightᵀ`` for each weight."""
+    total = parts[0] @ weights[0]
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        total = total + part @ weight
+    return total
+
+
 def validate_linear(
-    op: str, x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None
+    op: str,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    names: tuple[str, str] = ("weight", "bias"),
 ) -> None:
-    """The shapes and dtypes of a linear layer fit."""
+    """The shapes and dtypes of a linear layer fit. ``names`` are those of weight and bias."""
+    its, biases = names
     if x.dim() == 0:
         raise ValueError(f"opforge.{op}: x must have at least one dimension, got a scalar")
     if weight.dim() != 2:
         raise ValueError(
-            f"opforge.{op}: weight must be (outputs, features), got shape {tuple(weight.shape)}"
+            f"opforge.{op}: {its} must be (outputs, features), got shape {tuple(weight.shape)}"
         )
     if x.shape[-1] != weight.shape[1]:
         raise ValueError(
-            f"opforge.{op}: the last dim of x and of weight must agree, got x {tuple(x.shape)} "
-            f"and weight {tuple(weight.shape)}; if weight is (features, outputs), pass weight.t()"
+            f"opforge.{op}: the last dim of x and of {its} must agree, got x {tuple(x.shape)} "
+            f"and {its} {tuple(weight.shape)}; if {its} is (features, outputs), pass {its}.t()"
         )
     shape = (*x.shape[:-1], weight.shape[0])
     if bias is not None and bias.shape != weight.shape[:1]:
         raise ValueError(
-            f"opforge.{op}: bias must have shape ({weight.shape[0]},), one value per output of "
-            f"weight {tuple(weight.shape)}; got {tuple(bias.shape)}"
+            f"opforge.{op}: {biases} must have shape ({weight.shape[0]},), one value per output of "
+            f"{its} {tuple(weight.shape)}; got {tuple(bias.shape)}"
         )
     if residual is not None and residual.shape != shape:
         raise ValueError(
             f"opforge.{op}: residual must have the shape of the result, {shape} for x "
-            f"{tuple(x.shape)} and weight {tuple(weight.shape)}; got {tuple(residual.shape)}"
+            f"{tuple(x.shape)} and {its} {tuple(weight.shape)}; got {tuple(residual.shape)}"
         )
-    for name, other in (("weight", weight), ("bias", bias), ("residual", residual)):
-        if other is not None and other.dtype != x.dtype:
-            raise TypeError(
-                f"opforge.{op}: x is {x.dtype} but {name} is {other.dtype}; "
-                f"convert one, as in {name}.to(x.dtype)"
+    for name, other in ((its, weight), (biases, bias), ("residual", residual)):
+        check_dtype(op, x, name, other)
+
+
+def validate_gated(
+    op: str,
+    x: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor | None,
+    gate_bias: Tensor | None,
+    up_bias: Tensor | None,
+) -> None:
+    """The shapes and dtypes of two linear layers fit, or of one with the rows of both."""
+    validate_linear(op, x, gate_weight, gate_bias, None, ("gate_weight", "gate_bias"))
+    if up_weight is not None:
+        validate_linear(op, x, up_weight, up_bias, None, ("up_weight", "up_bias"))
+    if up_weight is None:
+        if up_bias is not None:
+            raise ValueError(
+                f"opforge.{op}: without up_weight, gate_bias holds both biases; pass "
+                "torch.cat([gate_bias, up_bias]) as gate_bias instead of up_bias"
             )
+        if gate_weight.shape[0] % 2:
+            raise ValueError(
+                f"opforge.{op}: without up_weight, gate_weight holds the rows of both and must "
+                f"have an even number of them; it has shape {tuple(gate_weight.shape)}"
+            )
+    elif gate_weight.shape != up_weight.shape:
+        raise ValueError(
+            f"opforge.{op}: gate_weight and up_weight must have one shape, got gate_weight "
+            f"{tuple(gate_weight.shape)} and up_weight {tuple(up_weight.shape)}"
+        )
+
+
+def check_dtype(op: str, x: Tensor, name: str, other: Tensor | None) -> None:
+    """An argument has the dtype of x."""
+    if other is not None and other.dtype != x.dtype:
+        raise TypeError(
+            f"opforge.{op}: x is {x.dtype} but {name} is {other.dtype}; "
+            f"convert one, as in {name}.to(x.dtype)"
+        )
+
+
+def validate_options(op: str, activation: int, tf32: bool, dtype: torch.dtype) -> None:
+    """There is such an activation, and TF32 is for float32."""
+    if not 0 <= activation < len(NAMES):
+        raise ValueError(f"opforge.{op}: there is no activation {activation}")
+    if tf32 and dtype != torch.float32:
+        raise TypeError(f"opforge.{op}: tf32=True is for float32, but x is {dtype}")
 
 
 def finish_backward(
@@ -141,3 +198,17 @@ _SLOPES: dict[str | None, Callable[[Tensor, Tensor], Tensor]] = {
     "silu": _silu_slope,
     "sigmoid": lambda grad, z: grad * torch.sigmoid(z) * (1 - torch.sigmoid(z)),
 }
+
+
+def gate(z: Tensor, activation: int) -> Tensor:
+    """``activation(gate) * up`` of the two halves of the last dim of ``z``."""
+    first, second = z.chunk(2, -1)
+    return ACTIVATIONS[NAMES[activation]](first) * second
+
+
+def gate_backward(grad: Tensor, z: Tensor, activation: int) -> Tensor:
+    """The gradient of z through :func:`gate`, itself differentiable."""
+    first, second = z.chunk(2, -1)
+    name = NAMES[activation]
+    passed = _SLOPES[name](grad * second, first)
+    return torch.cat([passed, grad * ACTIVATIONS[name](first)], -1)

@@ -18,8 +18,8 @@ struct BiasEpilogue {
   static constexpr int kParts = 1, kIn = 0, kOut = 1, kColumns = 1;
   static constexpr bool kSums = false;
 
-  template <class F>
-  __device__ __forceinline__ void choose(const F& f) const {
+  template <class P, class F>
+  __device__ __forceinline__ void choose(const P& p, const F& f) const {
     f([]<int N>(const float (&product)[1][N], const float (&)[1][N], const float (&columns)[1][N],
                 float (&out)[1][N]) {
 #pragma unroll

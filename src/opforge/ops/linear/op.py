@@ -107,14 +107,11 @@ def validate(
 ) -> None:
     """The shapes and dtypes fit, and the options make sense."""
     products.validate_linear("linear", x, weight, bias, residual)
-    if not 0 <= activation < len(products.NAMES):
-        raise ValueError(f"opforge.linear: there is no activation {activation}")
+    products.validate_options("linear", activation, tf32, x.dtype)
     if not math.isfinite(scale):
         raise ValueError(f"opforge.linear: scale must be finite, got {scale}")
     if any(limit is not None and math.isnan(limit) for limit in (low, high)):
         raise ValueError(f"opforge.linear: the limits of clamp must not be NaN, got {(low, high)}")
-    if tf32 and x.dtype != torch.float32:
-        raise TypeError(f"opforge.linear: tf32=True is for float32, but x is {x.dtype}")
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:

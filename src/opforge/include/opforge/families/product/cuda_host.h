@@ -73,6 +73,17 @@ Operand operand_of(const Tensor& x, bool transposed) {
   return detail::packed<T>(v, transposed);
 }
 
+// The operand whose outer indices are the rows of x, inner-major: a copy, unless the copy engine
+// can read the rows as they are.
+template <class T>
+Operand rows_of(const Tensor& x) {
+  const MatrixView v = as_matrix(x);
+  if (v.col_stride == 1 && can_map(v.data<T>(), MatrixExtent{v.rows, v.cols, v.row_stride})) {
+    return {v.tensor, {v.tensor.const_data_ptr(), Major::inner, v.row_stride, 0}, v.rows, v.cols};
+  }
+  return detail::packed<T>(v, false);
+}
+
 // A contiguous tensor as a matrix of so many columns.
 inline ProductMatrix matrix_of(const Tensor& x, int64_t cols) {
   return {x.numel() == 0 ? nullptr : x.mutable_data_ptr(), cols, 0};

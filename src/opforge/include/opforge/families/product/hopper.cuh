@@ -62,7 +62,7 @@ struct HopperParams {
   bool plain;            // their rows are not aligned, so tensor maps cannot describe them
   ProductMatrix in[kMostIn], out[kMostOut];
   ProductColumns columns[kMostColumns], rows;
-  float* sums;  // (ceil(m / 64), n): sums of 64 rows of the first result, for kSums
+  float* sums;  // (ceil(m / 64), n): sums of 64 rows of the first result, for kSums; or null
   Epilogue epilogue;
   ProductGroups groups;
 };
@@ -654,8 +654,7 @@ struct HopperProduct {
 
   static constexpr int kAllChunks = kRowBlocks * kChunks;
 
-  // The sums of a chunk, whichever it is in the same registers: the code of the epilogue is then
-  // there once for all chunks, and stays in the instruction cache.
+  // The sums of a chunk: the registers themselves where it is known which one.
   __device__ static void pick(const Sums& sums, int chunk, float (&to)[kParts][kValues]) {
 #pragma unroll
     for (int i = 0; i < kAllChunks; ++i) {
@@ -670,36 +669,84 @@ struct HopperProduct {
     }
   }
 
+  // How many matrices a transform reads and writes, if it says so: see epilogue.cuh.
+  template <class Transform>
+  static constexpr bool kKnown = requires { Transform::kOuts; };
+
+  // One step of a chunk, from the slots and the registers to the slots.
+  template <class Transform>
+  __device__ __forceinline__ static void transform_step(const Transform& transform, const Params& p,
+                                                        const Shared& s, const Slots& slots,
+                                                        int in_slot, int first,
+                                                        const float (&chunk)[kParts][kValues],
+                                                        const ColumnValues& columns) {
+    int ins = p.ins, outs = p.outs;
+    if constexpr (kKnown<Transform>) ins = Transform::kIns, outs = Transform::kOuts;
+    const auto slot = [&](int i) { return s.slot(slots.consumer, slots.first() + i); };
+    float values[kParts][kStep];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int v = 0; v < kStep; ++v) values[part][v] = chunk[part][first + v];
+    }
+    In in;
+#pragma unroll
+    for (int j = 0; j < Epilogue::kIn; ++j) {
+      if (j < ins) read_values(slot(j), in_slot, first, in[j]);
+    }
+    Results out;
+    transform(values, in, columns, out);
+#pragma unroll
+    for (int j = 0; j < Epilogue::kOut; ++j) {
+      if (j < outs) write_values(slot(j), in_slot, first, out[j]);
+    }
+    if constexpr (Epilogue::kSums) {
+      if (p.sums != nullptr) add_rows(s, slots.consumer, first, out[0]);
+    }
+  }
+
   // The result of a tile: all chunks of a warp group, or with kSplit those that are this block's.
-  // `transform` is the epilogue without run-time choices.
+  // Rows from `end` on are not this tile's. `transform` is the epilogue without run-time choices.
+  // The code of a short one is there for each chunk, with its registers. Of others there is one
+  // copy for all chunks, which stays in the instruction cache.
   template <class Transform>
   __device__ __forceinline__ static void finish(const Transform& transform, const HopperMaps& maps,
                                                 const Params& p, const Shared& s, Slots& slots,
                                                 int batch, int tile_row, int tile_col, int end,
-                                                Sums& sums) {
+                                                const Sums& sums) {
+    constexpr bool kShort = kKnown<Transform> && Tile::kSplit == 1;
+    constexpr int kCopies = kShort ? kAllChunks : 1;
+    int ins = p.ins, outs = p.outs;
+    if constexpr (kKnown<Transform>) ins = Transform::kIns, outs = Transform::kOuts;
+    const bool plain = kKnown<Transform> ? false : p.plain;
     const int consumer = slots.consumer;
     const int in_slot = recompute(place_in_slot());
     const int first_row = tile_row + (Tile::kPingPong ? 0 : consumer * Tile::kRows);
-    const bool fetches = Epilogue::kIn > 0 && p.ins > 0 && !p.plain;
-    const auto place = [&](int i, int& row, int& col) {
-      row = first_row + i / kChunks * 64;
-      col = tile_col + i % kChunks * kChunkCols;
-    };
-    int row, col, i = Tile::kSplit > 1 ? cluster_rank() : 0;
-    if (fetches && leads() && i < kAllChunks) {
-      place(i, row, col);
+    const bool fetches = Epilogue::kIn > 0 && ins > 0 && !plain;
+    const auto row_of = [&](int i) { return first_row + i / kChunks * 64; };
+    const auto col_of = [&](int i) { return tile_col + i % kChunks * kChunkCols; };
+    const int begin = Tile::kSplit > 1 ? cluster_rank() : 0;
+    if (fetches && leads() && begin < kAllChunks) {
       await_slots(slots);
-      fetch_in(maps, p, s, slots, batch, row, col);
+      fetch_in(maps, p, s, slots, batch, row_of(begin), col_of(begin));
     }
-#pragma unroll 1
-    for (; i < kAllChunks; i += Tile::kSplit) {
-      place(i, row, col);
+#pragma unroll kCopies
+    for (int i = begin; i < kAllChunks; i += Tile::kSplit) {
+      const int row = row_of(i), col = col_of(i), in_tile = i % kChunks * kChunkCols;
       float chunk[kParts][kValues];
       pick(sums, i, chunk);
+      // Those of a short transform are asked for before it waits.
+      ColumnValues columns[kShort ? kValues / kStep : 1];
+      if constexpr (kShort) {
+#pragma unroll
+        for (int j = 0; j < kValues / kStep; ++j) {
+          read_columns(s, consumer, in_tile + j * kStep * 2, columns[j]);
+        }
+      }
       if (fetches) {
         wait(s.barriers().in[consumer][slots.group], slots.phase);
       } else {
-        if (p.plain) {
+        if (plain) {
           load_plain(p, s, slots, batch, row, col);
         } else if (leads()) {
           await_slots(slots);
@@ -708,34 +755,13 @@ struct HopperProduct {
       }
 #pragma unroll
       for (int first = 0; first < kValues; first += kStep) {
-        float values[kParts][kStep];
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-          for (int v = 0; v < kStep; ++v) values[part][v] = chunk[part][first + v];
-        }
-        In in;
-#pragma unroll
-        for (int j = 0; j < Epilogue::kIn; ++j) {
-          if (j < p.ins) {
-            read_values(s.slot(consumer, slots.first() + j), in_slot, first, in[j]);
-          }
-        }
-        ColumnValues columns;
-        read_columns(s, consumer, i % kChunks * kChunkCols + first * 2, columns);
-        Results out;
-        transform(values, in, columns, out);
-#pragma unroll
-        for (int j = 0; j < Epilogue::kOut; ++j) {
-          if (j < p.outs) {
-            write_values(s.slot(consumer, slots.first() + j), in_slot, first, out[j]);
-          }
-        }
-        if constexpr (Epilogue::kSums) add_rows(s, consumer, first, out[0]);
+        if constexpr (!kShort) read_columns(s, consumer, in_tile + first * 2, columns[0]);
+        transform_step(transform, p, s, slots, in_slot, first, chunk,
+                       columns[kShort ? first / kStep : 0]);
       }
       fence_for_copies();
       sync_group(consumer);
-      if (p.plain) {
+      if (plain) {
         store_plain(p, s, slots, batch, row, col, end);
         sync_group(consumer);
       } else if (kGroups == Groups::rows && row + 64 > end) {
@@ -743,21 +769,24 @@ struct HopperProduct {
         sync_group(consumer);
         if (leads()) bulk_commit();  // of nothing: await_slots() counts chunks
       } else if (leads()) {
-#pragma unroll 1
-        for (int j = 0; j < p.outs; ++j) {
-          tile_store(maps.out[j], col, row, batch, s.slot(consumer, slots.first() + j));
+#pragma unroll
+        for (int j = 0; j < Epilogue::kOut; ++j) {
+          if (j < outs) {
+            tile_store(maps.out[j], col, row, batch, s.slot(consumer, slots.first() + j));
+          }
         }
         bulk_commit();
       }
       if constexpr (Epilogue::kSums) {
-        store_sums(p, s, consumer, row, col);
-        sync_group(consumer);
+        if (p.sums != nullptr) {
+          store_sums(p, s, consumer, row, col);
+          sync_group(consumer);
+        }
       }
       slots.advance();
       if (fetches && leads() && i + Tile::kSplit < kAllChunks) {
-        place(i + Tile::kSplit, row, col);
         await_slots(slots);
-        fetch_in(maps, p, s, slots, batch, row, col);
+        fetch_in(maps, p, s, slots, batch, row_of(i + Tile::kSplit), col_of(i + Tile::kSplit));
       }
     }
   }
@@ -846,7 +875,7 @@ struct HopperProduct {
         store_columns(s, consumer, columns);
         sync_group(consumer);
       }
-      p.epilogue.choose([&](const auto& transform) {
+      p.epilogue.choose(p, [&](const auto& transform) {
         const int batch_out = kGroups == Groups::rows ? 0 : batch;
         finish(transform, maps, p, s, slots, batch_out, row, col, end, sums);
       });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Epilogues of products of scaled numbers (FP8): the sums are multiplied by a factor per row and one
-// per column, the last of the epilogue's columns. Includes no torch header.
+// Epilogues of products of scaled numbers (FP8): the sums are multiplied by a factor per row and
+// one per column, the last of the epilogue's columns. Includes no torch header.
 #pragma once
 
 #include <opforge/families/product/epilogue.cuh>
@@ -14,8 +14,8 @@ struct ScaledEpilogue {
   static constexpr int kParts = 1, kIn = 0, kOut = 1, kColumns = 1;
   static constexpr bool kSums = false, kScalesRows = true;
 
-  template <class F>
-  __device__ __forceinline__ void choose(const F& f) const {
+  template <class P, class F>
+  __device__ __forceinline__ void choose(const P& p, const F& f) const {
     f([]<int N, int In>(const float (&product)[1][N], const float (&)[In][N],
                         const float (&columns)[1][N], float (&out)[1][N]) {
 #pragma unroll
@@ -33,11 +33,11 @@ struct ScaledLinearEpilogue {
   static constexpr bool kSums = false, kScalesRows = true;
   Linear linear;
 
-  template <class F>
-  __device__ __forceinline__ void choose(const F& f) const {
-    linear.choose([&](const auto& transform) {
-      f([&]<int N>(const float (&product)[1][N], const float (&in)[1][N],
-                   const float (&columns)[2][N], float (&out)[2][N]) {
+  template <class P, class F>
+  __device__ __forceinline__ void choose(const P& p, const F& f) const {
+    linear.choose(p, [&]<class Transform>(const Transform& transform) {
+      const auto scaled_first = [&]<int N>(const float (&product)[1][N], const float (&in)[1][N],
+                                           const float (&columns)[2][N], float (&out)[2][N]) {
         float scaled[1][N], bias[1][N];
 #pragma unroll
         for (int v = 0; v < N; ++v) {
@@ -45,7 +45,12 @@ struct ScaledLinearEpilogue {
           bias[0][v] = columns[0][v];
         }
         transform(scaled, in, bias, out);
-      });
+      };
+      if constexpr (requires { Transform::kOuts; }) {
+        f(with_known<Transform::kIns, Transform::kOuts>(scaled_first));
+      } else {
+        f(scaled_first);
+      }
     });
   }
 };

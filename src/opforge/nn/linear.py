@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers with what follows them, and the blocks of two or three that transformers have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import opforge
+from opforge.ops.families import products
+
+# What others call the two layers of an MLP: torch.nn.Sequential with an activation between them,
+# and vision transformers.
+_OTHER_NAMES = {"0": "up", "2": "down", "fc1": "up", "fc2": "down"}
+
+
+class Linear(nn.Linear):
+    """:class:`torch.nn.Linear` by :func:`opforge.linear`, with equal arguments and state.
+
+    Args:
+        activation: is applied to the result: None, "relu", "gelu", "gelu_tanh", "silu" or
+            "sigmoid".
+        tf32: multiply float32 as TF32, see :func:`opforge.linear`.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        activation: str | None = None,
+        tf32: bool = False,
+    ) -> None:
+        products.code_of("nn.Linear", activation)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.activation, self.tf32 = activation, tf32
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """``activation(linear(x)) + residual``."""
+        return opforge.linear(x, self.weight, self.bias, self.activation, residual, tf32=self.tf32)
+
+    def extra_repr(self) -> str:
+        """The arguments that repr() shows."""
+        return super().extra_repr() + _shown(self.activation, None, self.tf32)
+
+
+class MLP(nn.Module):
+    """``down(activation(up(x))) + residual`` by :func:`opforge.mlp`.
+
+    It has the layers ``up`` and ``down``, each a :class:`torch.nn.Linear`. It also loads the state
+    of ``nn.Sequential(Linear, activation, Linear)``, whose keys begin with ``0.`` and ``2.``, and
+    of modules that call the layers ``fc1`` and ``fc2``.
+
+    Args:
+        features: of x.
+        hidden: values that are activated.
+        outputs: of the result; ``features`` if None.
+        bias: whether the layers have one.
+        activation: None, "relu", "gelu", "gelu_tanh", "silu" or "sigmoid".
+        tf32: multiply float32 as TF32, see :func:`opforge.linear`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        outputs: int | None = None,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        activation: str | None = "gelu",
+        tf32: bool = False,
+    ) -> None:
+        products.code_of("nn.MLP", activation)
+        super().__init__()
+        outputs = features if outputs is None else outputs
+        self.up = nn.Linear(features, hidden, bias, device, dtype)
+        self.down = nn.Linear(hidden, outputs, bias, device, dtype)
+        self.activation, self.tf32 = activation, tf32
+        self.register_load_state_dict_pre_hook(_rename)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The block's result for ``x``, plus the residual."""
+        up, down = self.up, self.down
+        return opforge.mlp(
+            *(x, up.weight, down.weight, up.bias, down.bias),
+            activation=self.activation,
+            residual=residual,
+            tf32=self.tf32,
+        )
+
+    def extra_repr(self) -> str:
+        """The arguments that repr() shows."""
+        return _shown(self.activation, "gelu", self.tf32).removeprefix(", ")
+
+
+class GatedMLP(nn.Module):
+    """``down_proj(activation(gate_proj(x)) * up_proj(x)) + residual`` by :func:`opforge.mlp`.
+
+    It has the layers of Llama, each a :class:`torch.nn.Linear`: ``gate_proj``, ``up_proj`` and
+    ``down_proj``. With ``packed``, ``gate_up_proj`` holds the first two, as in Phi-3: then one
+    product makes each gradient of both. Either loads the state of the other.
+
+    Args:
+        features: of x.
+        hidden: values that are gated.
+        outputs: of the result; ``features`` if None.
+        bias: whether the layers have one.
+        activation: "silu" (SwiGLU), "gelu", "gelu_tanh" (GeGLU), "relu" (ReGLU), "sigmoid" (GLU),
+            or None.
+        packed: whether gate and up share a weight.
+        tf32: multiply float32 as TF32, see :func:`opforge.linear`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        hidden: int,
+        outputs: int | None = None,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        activation: str | None = "silu",
+        packed: bool = False,
+        tf32: bool = False,
+    ) -> None:
+        products.code_of("nn.GatedMLP", activation)
+        super().__init__()
+        outputs = features if outputs is None else outputs
+        if packed:
+            self.gate_up_proj = nn.Linear(features, 2 * hidden, bias, device, dtype)
+        else:
+            self.gate_proj = nn.Linear(features, hidden, bias, device, dtype)
+            self.up_proj = nn.Linear(features, hidden, bias, device, dtype)
+        self.down_proj = nn.Linear(hidden, outputs, bias, device, dtype)
+        self.activation, self.packed, self.tf32 = activation, packed, tf32
+        self.register_load_state_dict_pre_hook(_repack)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The block's result for ``x``, plus the residual."""
+        up = self.gate_up_proj if self.packed else self.up_proj
+        gate: Any = {}
+        if not self.packed:
+            gate = {"gate_weight": self.gate_proj.weight, "gate_bias": self.gate_proj.bias}
+        return opforge.mlp(
+            *(x, up.weight, self.down_proj.weight, up.bias, self.down_proj.bias),
+            activation=self.activation,
+            residual=residual,
+            tf32=self.tf32,
+            **gate,
+        )
+
+    def extra_repr(self) -> str:
+        """The arguments that repr() shows."""
+        packed = ", packed=True" * self.packed
+        return (_shown(self.activation, "silu", self.tf32) + packed).removeprefix(", ")
+
+
+def _shown(activation: str | None, usual: str | None, tf32: bool) -> str:
+    chosen = "" if activation == usual else f", activation={activation!r}"
+    return chosen + ", tf32=True" * tf32
+
+
+def _rename(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Give the layers of another MLP the names that they have here."""
+    for old, new in _OTHER_NAMES.items():
+        for key in _keys(prefix, old):
+            if key in state:
+                state[key.replace(f"{prefix}{old}.", f"{prefix}{new}.", 1)] = state.pop(key)
+
+
+def _repack(module: GatedMLP, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Put the weights of gate and up together, or apart."""
+    names = _keys(prefix, "gate_up_proj"), _keys(prefix, "gate_proj"), _keys(prefix, "up_proj")
+    for both, gate, up in zip(*names, strict=True):
+        if module.packed and gate in state and up in state:
+            state[both] = torch.cat([state.pop(gate), state.pop(up)])
+        elif not module.packed and both in state:
+            state[gate], state[up] = state.pop(both).chunk(2)
+
+
+def _keys(prefix: str, layer: str) -> Iterator[str]:
+    return (f"{prefix}{layer}.{parameter}" for parameter in ("weight", "bias"))

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backwards that are made of the ops linear and linear_dact, below autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opforge import discover
+from opforge.ops.families import products
+from opforge.ops.families.norms import no_tensor
+
+
+def below(name: str) -> Callable[..., Any]:
+    """A built-in op below autograd, with all returns of its schema."""
+    op = discover.find(name)
+    run: Callable[..., Any] = getattr(getattr(torch.ops, op.namespace), name).below_autograd
+    return run
+
+
+def of_linear(
+    passed: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    tf32: bool,
+    needs_x: bool,
+    needs_weight: bool,
+    added: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x (plus ``added``) and weight, given that of ``x weightᵀ``."""
+    linear = below("linear")
+    plain = products.NONE, 1.0, None, None, tf32, False
+    grad_x, grad_weight = no_tensor(passed), no_tensor(passed)
+    if needs_x:
+        grad_x, _ = linear(passed, weight.t(), None, added, *plain)
+    if needs_weight:
+        rows, inner = products.rows_of(passed), products.rows_of(x)
+        grad_weight, _ = linear(rows.t(), inner.t(), None, None, *plain)
+    return grad_x, grad_weight
+
+
+def of_gated(
+    passed: Tensor,
+    sums: Tensor,
+    x: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor | None,
+    tf32: bool,
+    needs_x: bool,
+    needs_weights: tuple[bool, bool],
+    needs_biases: tuple[bool, bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x, of the weights and of the biases of gate and up.
+
+    ``passed`` is that of both products, beside each other, and ``sums`` those of its columns.
+    Packed weights have one product each way. Of separate ones, the second adds to the first.
+    """
+    nothing = no_tensor(passed)
+    if up_weight is None:
+        grad_x, grad_weight = of_linear(passed, x, gate_weight, tf32, needs_x, needs_weights[0])
+        return grad_x, grad_weight, nothing, sums if needs_biases[0] else nothing, nothing
+    gate, up = passed.chunk(2, -1)
+    partial, grad_gate = of_linear(gate, x, gate_weight, tf32, needs_x, needs_weights[0])
+    added = partial if needs_x else None
+    grad_x, grad_up = of_linear(up, x, up_weight, tf32, needs_x, needs_weights[1], added)
+    gate_sums, up_sums = sums.chunk(2) if any(needs_biases) else (nothing, nothing)
+    return grad_x, grad_gate, grad_up, gate_sums, up_sums

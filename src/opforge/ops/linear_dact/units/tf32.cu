@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "../kernel.cuh"
+
+namespace opforge {
+
+static bool run(const ProductCall& call, Activation activation) {
+  return run_dact_tf32<DactEpilogue, HopperTile<128, 128, 2, false, 2>>(call, activation);
+}
+
+}  // namespace opforge
+
+OPFORGE_UNIT(tf32, opforge::run)
