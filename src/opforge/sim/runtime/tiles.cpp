@@ -65,17 +65,34 @@ struct Box {
     });
   }
 
-  // To the nearest number with 10 bits after the point, ties away from zero.
+  // To the nearest number with 10 bits after the point, ties to even.
   static void round_to_tf32(std::array<unsigned char, kRowBytes>& line) {
     for (size_t i = 0; i < kRowBytes; i += 4) {
       uint32_t bits;
       std::memcpy(&bits, &line[i], 4);
       const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-      bits = nan ? 0x7fffffff : (bits + 0x1000) & ~0x1fffu;
+      bits = nan ? 0x7fffffff : (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
       std::memcpy(&line[i], &bits, 4);
     }
   }
 };
+
+// A GPU stops with an illegal instruction at a box that begins elsewhere.
+void check_place(const Box& box, bool stores, const void* pc) {
+  const char* const what = stores ? " stores" : " copies";
+  std::string why;
+  if (int64_t(box.col) * box.map.element_bytes % 16 != 0) {
+    why = "; columns begin at multiples of 16 bytes";
+  } else if (stores && (box.col < 0 || box.row < 0)) {
+    why = "; what is stored begins in the matrix";
+  }
+  if (why.empty()) return;
+  report("tile-place",
+         name_of(*worker->running) + what + " a box at column " + std::to_string(box.col) +
+             ", row " + std::to_string(box.row) + why,
+         pc);
+  abandon();
+}
 
 // What of global memory it reads or writes, at once for all detectors.
 void access_matrix(const Box& box, const shadow::Engine* writes, const void* pc) {
@@ -139,6 +156,7 @@ void tile_copy(void* to, const TensorMap& map, int col, int row, int batch, void
   Worker& w = *worker;
   const void* pc = __builtin_return_address(0);
   const Box box{map, col, row, batch};
+  check_place(box, false, pc);
   check_shared_of_copy(to, box.bytes(), kAlignment, pc);
   access_matrix(box, nullptr, pc);
   if (blocks == 0) blocks = 1u << w.running->block->rank;
@@ -161,6 +179,7 @@ void tile_copy(void* to, const TensorMap& map, int col, int row, int batch, void
 void tile_store(const TensorMap& map, int col, int row, int batch, const void* from) {
   const void* pc = __builtin_return_address(0);
   const Box box{map, col, row, batch};
+  check_place(box, true, pc);
   check_shared_of_copy(from, box.bytes(), kAlignment, pc);
   Stores& stores = stores_of(*worker->running);
   const shadow::Engine reads{stores.engine, stores.committed};

@@ -99,17 +99,19 @@ struct HopperProduct {
   static constexpr bool kScalesRows = requires { Epilogue::kScalesRows; };
   using RowFactors = float[Tile::kRows / 64][2];
 
-  // The result leaves in chunks of 64 rows x 128 bytes.
+  // The result leaves in chunks of 64 rows x 128 bytes, 16 rows by each warp. Warps do not wait for
+  // each other.
   static constexpr int kChunkCols = kTileWidth / int(sizeof(Out));
   static constexpr int kChunks = kCols / kChunkCols;
   static constexpr int kValues = 64 * kChunkCols / kWarpGroup;  // of a thread in a chunk
   // So many of them pass through the epilogue at once: more would not fit the registers.
   static constexpr int kStep = 8;
-  static constexpr int kSlotBytes = 64 * kTileWidth;
+  static constexpr int kSlotRows = 16, kSlotBytes = kSlotRows * kTileWidth;
+  static constexpr int kWarps = 4 * Tile::kConsumers;
   static constexpr int kSlots = std::max({2, Epilogue::kIn, Epilogue::kOut});
   static_assert(kCols % kChunkCols == 0);
 
-  static constexpr int kSlotsBytes = Tile::kConsumers * kSlots * kSlotBytes;
+  static constexpr int kSlotsBytes = kWarps * kSlots * kSlotBytes;
   static constexpr int kSumsBytes =
       Epilogue::kSums ? Tile::kConsumers * 4 * kChunkCols * int(sizeof(float)) : 0;
   static constexpr int kColumnsBytes = Tile::kConsumers * kColumns * kCols * int(sizeof(float));
@@ -122,7 +124,7 @@ struct HopperProduct {
                 Tile::kM * Tile::kN * int(sizeof(float)) <= kStages * kStageBytes);
 
   struct Barriers {
-    Barrier full[kStages], empty[kStages], in[Tile::kConsumers][2];
+    Barrier full[kStages], empty[kStages], in[kWarps][2];
   };
   static_assert(sizeof(Barriers) <= 256);
   static constexpr int kSlotsAt = kStages * kStageBytes, kSumsAt = kSlotsAt + kSlotsBytes;
@@ -135,8 +137,8 @@ struct HopperProduct {
     __device__ Shared() : start(dynamic_shared<kTileAlignment>()) {}
     __device__ unsigned char* a(int stage) const { return start + stage * kStageBytes; }
     __device__ unsigned char* b(int stage) const { return a(stage) + kBytesA; }
-    __device__ unsigned char* slot(int consumer, int i) const {
-      return start + kSlotsAt + (consumer * kSlots + i) * kSlotBytes;
+    __device__ unsigned char* slot(int warp, int i) const {
+      return start + kSlotsAt + (warp * kSlots + i) * kSlotBytes;
     }
     __device__ float* sums(int consumer) const {
       return reinterpret_cast<float*>(start + kSumsAt) + consumer * 4 * kChunkCols;
@@ -463,14 +465,16 @@ struct HopperProduct {
     return value;
   }
 
-  // One warp group's slots and what is in them.
+  // One warp's slots and what is in them.
   struct Slots {
-    int consumer, per_chunk;
+    int consumer, warp, per_chunk;
     bool two_groups;
     int group = 0;
     uint32_t phase = 0;
 
     __device__ Slots(const Params& p, int consumer) : consumer(consumer) {
+      // The shuffle tells the compiler that it is the same in all lanes.
+      warp = __shfl_sync(0xffffffffu, int(threadIdx.x) / 32, 0) - 4;
       per_chunk = max(p.ins, p.outs);
       two_groups = 2 * per_chunk <= kSlots;
     }
@@ -481,7 +485,7 @@ struct HopperProduct {
     }
   };
 
-  __device__ static bool leads() { return threadIdx.x % kWarpGroup == 0; }
+  __device__ static bool leads() { return threadIdx.x % 32 == 0; }
   __device__ static void sync_group(int consumer) { sync_some(1 + consumer, kWarpGroup); }
 
   // Until the slots that come next have been read by the stores from them. One thread calls it.
@@ -491,11 +495,11 @@ struct HopperProduct {
 
   __device__ static void fetch_in(const HopperMaps& maps, const Params& p, const Shared& s,
                                   const Slots& slots, int batch, int row, int col) {
-    Barrier& full = s.barriers().in[slots.consumer][slots.group];
+    Barrier& full = s.barriers().in[slots.warp][slots.group];
     arrive_expecting(full, uint32_t(p.ins * kSlotBytes));
 #pragma unroll 1
     for (int i = 0; i < p.ins; ++i) {
-      tile_copy(s.slot(slots.consumer, slots.first() + i), maps.in[i], col, row, batch, full);
+      tile_copy(s.slot(slots.warp, slots.first() + i), maps.in[i], col, row, batch, full);
     }
   }
 
@@ -507,9 +511,9 @@ struct HopperProduct {
   // load_matrices() and store_matrices(), else of the first of its pairs.
   static constexpr bool kMatrices = sizeof(Out) == 2;
   __device__ static int place_in_slot() {
-    const int thread = int(threadIdx.x) % kWarpGroup, warp = thread / 32, lane = thread % 32;
-    if constexpr (kMatrices) return swizzled(warp * 16 + lane % 16, lane / 16 * 16);
-    return swizzled(warp * 16 + lane / 4, lane % 4 * 2 * int(sizeof(Out)));
+    const int lane = int(threadIdx.x) % 32;
+    if constexpr (kMatrices) return swizzled(lane % 16, lane / 16 * 16);
+    return swizzled(lane / 4, lane % 4 * 2 * int(sizeof(Out)));
   }
 
   struct alignas(2 * sizeof(Out)) Pair {
@@ -571,15 +575,15 @@ struct HopperProduct {
     }
   }
 
-  // Matrices whose rows are not aligned are copied to and from the slots by the warp group itself.
+  // Matrices whose rows are not aligned are copied to and from the slots by the warp itself.
   // f gets a place in the matrix, or null beyond its end, and the one in the slot.
   template <class F>
   __device__ static void each_plain(const ProductMatrix& x, unsigned char* slot, const Params& p,
                                     int batch, int first_row, int first_col, int end, const F& f) {
-    const int warp = int(threadIdx.x) % kWarpGroup / 32, lane = int(threadIdx.x) % 32;
+    const int lane = int(threadIdx.x) % 32;
     Out* const data = static_cast<Out*>(x.data) + batch * x.batch_stride + first_col;
 #pragma unroll 1
-    for (int row = warp; row < 64; row += 4) {
+    for (int row = 0; row < kSlotRows; ++row) {
 #pragma unroll 1
       for (int col = lane; col < kChunkCols; col += 32) {
         const bool there = first_row + row < end && first_col + col < p.n;
@@ -592,7 +596,7 @@ struct HopperProduct {
                                     int row, int col) {
 #pragma unroll 1
     for (int i = 0; i < p.ins; ++i) {
-      each_plain(p.in[i], s.slot(slots.consumer, slots.first() + i), p, batch, row, col, p.m,
+      each_plain(p.in[i], s.slot(slots.warp, slots.first() + i), p, batch, row, col, p.m,
                  [](const Out* from, Out& to) { to = from == nullptr ? Out{} : *from; });
     }
   }
@@ -600,7 +604,7 @@ struct HopperProduct {
                                      int batch, int row, int col, int end) {
 #pragma unroll 1
     for (int i = 0; i < p.outs; ++i) {
-      each_plain(p.out[i], s.slot(slots.consumer, slots.first() + i), p, batch, row, col, end,
+      each_plain(p.out[i], s.slot(slots.warp, slots.first() + i), p, batch, row, col, end,
                  [](Out* to, const Out& from) {
                    if (to != nullptr) *to = from;
                  });
@@ -612,10 +616,10 @@ struct HopperProduct {
                                     int col, int end) {
 #pragma unroll 1
     for (int i = 0; i < p.outs; ++i) {
-      const unsigned char* const slot = s.slot(slots.consumer, slots.first() + i);
+      const unsigned char* const slot = s.slot(slots.warp, slots.first() + i);
       Out* const data = static_cast<Out*>(p.out[i].data) + col;
 #pragma unroll 1
-      for (int at = int(threadIdx.x) % kWarpGroup * 16; at < kSlotBytes; at += kWarpGroup * 16) {
+      for (int at = int(threadIdx.x) % 32 * 16; at < kSlotBytes; at += 32 * 16) {
         const int r = at / kTileWidth, c = at % kTileWidth / int(sizeof(Out));
         if (row + r >= end || col + c >= p.n) continue;
         *reinterpret_cast<int4*>(data + (row + r) * p.out[i].row_stride + c) =
@@ -682,7 +686,7 @@ struct HopperProduct {
                                                         const ColumnValues& columns) {
     int ins = p.ins, outs = p.outs;
     if constexpr (kKnown<Transform>) ins = Transform::kIns, outs = Transform::kOuts;
-    const auto slot = [&](int i) { return s.slot(slots.consumer, slots.first() + i); };
+    const auto slot = [&](int i) { return s.slot(slots.warp, slots.first() + i); };
     float values[kParts][kStep];
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -723,7 +727,8 @@ struct HopperProduct {
     const int in_slot = recompute(place_in_slot());
     const int first_row = tile_row + (Tile::kPingPong ? 0 : consumer * Tile::kRows);
     const bool fetches = Epilogue::kIn > 0 && ins > 0 && !plain;
-    const auto row_of = [&](int i) { return first_row + i / kChunks * 64; };
+    const int warp_row = slots.warp % 4 * kSlotRows;
+    const auto row_of = [&](int i) { return first_row + i / kChunks * 64 + warp_row; };
     const auto col_of = [&](int i) { return tile_col + i % kChunks * kChunkCols; };
     const int begin = Tile::kSplit > 1 ? cluster_rank() : 0;
     if (fetches && leads() && begin < kAllChunks) {
@@ -744,14 +749,14 @@ struct HopperProduct {
         }
       }
       if (fetches) {
-        wait(s.barriers().in[consumer][slots.group], slots.phase);
+        wait(s.barriers().in[slots.warp][slots.group], slots.phase);
       } else {
         if (plain) {
           load_plain(p, s, slots, batch, row, col);
         } else if (leads()) {
           await_slots(slots);
         }
-        sync_group(consumer);
+        __syncwarp();
       }
 #pragma unroll
       for (int first = 0; first < kValues; first += kStep) {
@@ -760,26 +765,27 @@ struct HopperProduct {
                        columns[kShort ? first / kStep : 0]);
       }
       fence_for_copies();
-      sync_group(consumer);
+      __syncwarp();
       if (plain) {
         store_plain(p, s, slots, batch, row, col, end);
-        sync_group(consumer);
-      } else if (kGroups == Groups::rows && row + 64 > end) {
+        __syncwarp();
+      } else if (kGroups == Groups::rows && row + kSlotRows > end) {
         store_rows(p, s, slots, row, col, end);
-        sync_group(consumer);
+        __syncwarp();
         if (leads()) bulk_commit();  // of nothing: await_slots() counts chunks
       } else if (leads()) {
 #pragma unroll
         for (int j = 0; j < Epilogue::kOut; ++j) {
           if (j < outs) {
-            tile_store(maps.out[j], col, row, batch, s.slot(consumer, slots.first() + j));
+            tile_store(maps.out[j], col, row, batch, s.slot(slots.warp, slots.first() + j));
           }
         }
         bulk_commit();
       }
       if constexpr (Epilogue::kSums) {
         if (p.sums != nullptr) {
-          store_sums(p, s, consumer, row, col);
+          sync_group(consumer);
+          store_sums(p, s, consumer, row - warp_row, col);
           sync_group(consumer);
         }
       }
@@ -894,8 +900,7 @@ struct HopperProduct {
       constexpr int kReaders = 4 * kSharers * (Tile::kPingPong ? 1 : Tile::kConsumers);
       for (int i = 0; i < kStages; ++i)
         init(barriers.full[i], 1), init(barriers.empty[i], kReaders);
-      for (int c = 0; c < Tile::kConsumers; ++c)
-        init(barriers.in[c][0], 1), init(barriers.in[c][1], 1);
+      for (int i = 0; i < kWarps; ++i) init(barriers.in[i][0], 1), init(barriers.in[i][1], 1);
       publish_barriers();
       prefetch(maps.a);
       prefetch(maps.b[0]);

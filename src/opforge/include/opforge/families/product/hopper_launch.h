@@ -73,7 +73,8 @@ bool run_hopper(const ProductCall& call, const typename Product::Epilogue& epilo
     p.plain |= !can_map_result<Out>(call.out[i], call, batches_out);
   const auto map_result = [&](const ProductMatrix& x) {
     return tensor_map(static_cast<const Out*>(x.data),
-                      {call.m, call.n, x.row_stride, batches_out, x.batch_stride}, 64);
+                      {call.m, call.n, x.row_stride, batches_out, x.batch_stride},
+                      Product::kSlotRows);
   };
   for (int i = 0; i < call.ins; ++i) {
     p.in[i] = call.in[i];
