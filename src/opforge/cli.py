@@ -22,13 +22,14 @@ from opforge.report.cli import report
 from opforge.ship.cli import export
 from opforge.sim.cli import sim
 from opforge.terminal.output import until_nobody_reads
+from opforge.tune.cli import tune
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (new, check, sim, bench, profile, report, build, export, doctor):
+for command in (new, check, sim, bench, tune, profile, report, build, export, doctor):
     app.command()(command)
 app.command("next")(next_step)
 app.command("list")(list_ops)

@@ -18,7 +18,7 @@ import torch
 from packaging.version import Version
 
 from opforge import discover, settings
-from opforge.build import cache, targets
+from opforge.build import cache, choices, targets
 from opforge.build.cpu import cpu_flags
 from opforge.build.parts import BASE, parts_of
 from opforge.build.plan import ABI, plan, signature_digest, stem
@@ -111,6 +111,8 @@ def _connect(op: Op, target: str, part: str, library: cache.Library) -> ctypes.C
     opened = ctypes.CDLL(str(library.path))
     _opened[op.namespace, op.name, target, part] = opened
     _tune_one(opened, _tuning.get((op.namespace, op.name, target), (0, 0, 0)))
+    if hasattr(opened, "opforge_set_choices") and (table := choices.table(op)):
+        opened.opforge_set_choices(table.encode())
     if not hasattr(opened, "opforge_set_loader"):
         return opened
 
@@ -167,6 +169,31 @@ def tune(op: Op, target: str, block: int, rows: int, vec: int) -> None:
 def _tune_one(opened: ctypes.CDLL, values: tuple[int, int, int]) -> None:
     if hasattr(opened, "opforge_set_tuning"):  # it has CUDA kernels
         opened.opforge_set_tuning(*values)
+
+
+def choose(op: Op, target: str, table: str) -> None:
+    """Replace the choices of kernels for matrix products in what is loaded: see choices.py."""
+    for opened in _with_products(op, target):
+        opened.opforge_set_choices(table.encode())
+
+
+def record_products(op: Op, target: str, start: bool) -> str:
+    """Have what is loaded write down the products it makes. Without ``start``, stop and get them.
+
+    A line per product: dtype, majors, m, n, k, and the kernels that can make it.
+    """
+    found = ""
+    for opened in _with_products(op, target):
+        opened.opforge_record_products.restype = ctypes.c_char_p
+        found += opened.opforge_record_products(int(start)).decode()
+    return found
+
+
+def _with_products(op: Op, target: str) -> list[ctypes.CDLL]:
+    known = (op.namespace, op.name, target)
+    with _lock:
+        libraries = [opened for place, opened in _opened.items() if place[:3] == known]
+    return [opened for opened in libraries if hasattr(opened, "opforge_set_choices")]
 
 
 def loaded_path(op: Op, target: str) -> Path:
