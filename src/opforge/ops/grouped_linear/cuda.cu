@@ -158,7 +158,7 @@ Tensor row_sums(const Tensor& grad, const Ends& ends) {
 Tensor grouped_linear_cuda(const Tensor& x, const Tensor& weights, const Tensor& offsets,
                            const std::optional<Tensor>& biases, bool tf32) {
   check_grouped("grouped_linear", x, weights, offsets);
-  check_biases("grouped_linear", x, weights, biases);
+  check_options("grouped_linear", x, weights, biases, tf32);
   const DeviceGuard guard(x.get_device_index());
   return row_products(x, weights, ends_of(offsets, x.size(0)), biases, tf32);
 }

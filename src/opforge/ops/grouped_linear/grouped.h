@@ -24,8 +24,9 @@ inline void check_grouped(const char* op, const Tensor& x, const Tensor& weights
   }
 }
 
-inline void check_biases(const char* op, const Tensor& x, const Tensor& weights,
-                         const std::optional<Tensor>& biases) {
+inline void check_options(const char* op, const Tensor& x, const Tensor& weights,
+                          const std::optional<Tensor>& biases, bool tf32) {
+  OPFORGE_CHECK(!tf32 || dtype_of(x) == DType::f32, op, ": tf32 is for float32");
   if (!biases) return;
   OPFORGE_CHECK(same_device(x, *biases) && dtype_code(x) == dtype_code(*biases) &&
                     biases->dim() == 2 && biases->size(0) == weights.size(0) &&
