@@ -140,7 +140,7 @@ def _arguments(op: Op, function: Callable[..., Any], described: dict[str, str]) 
             *own,
             f"The schemas, under `torch.ops.{op.namespace}`:",
         )
-        + code("\n".join(k.text for k in op.kernels))
+        + code("\n".join(k.text for k in op.functions))
     )
 
 

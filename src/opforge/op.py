@@ -53,7 +53,7 @@ class Backward:
         overwrites: as ``{"x": "overwrite"}``. If the bool argument ``overwrite`` of both schemas is
             true, the kernel may write the gradient of ``x`` over ``x`` and return ``x`` itself. It
             is false where that is impossible: compiled, transformed, or differentiated again.
-        composed: as for :class:`Op`.
+        composed: as for :class:`Op`. A backward can be composed while the forward has kernels.
     """
 
     schema: str
@@ -301,11 +301,23 @@ class Op:
         return (*as_tuple(self.reference(*args)), *hidden)
 
     @property
-    def kernels(self) -> tuple[schemas.Schema, ...]:
-        """The schemas that C++ implements: the forward and, if there is one, the backward op."""
+    def functions(self) -> tuple[schemas.Schema, ...]:
+        """The schemas of the forward and, if there is one, of the backward op."""
         if isinstance(self.backward, Backward):
             return (self.forward, schemas.parse(self.backward.schema))
         return (self.forward,)
+
+    @property
+    def kernels(self) -> tuple[schemas.Schema, ...]:
+        """The schemas that C++ implements: those of the functions that are not composed."""
+        backward = self.backward.composed if isinstance(self.backward, Backward) else None
+        composed = self.composed, backward
+        return tuple(s for s, by in zip(self.functions, composed, strict=False) if by is None)
+
+    @property
+    def self_contained(self) -> bool:
+        """Whether C++ implements all functions, so that the op can leave opforge by itself."""
+        return self.kernels == self.functions
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         """Run the op on all arguments of the schema, by position or by name."""

@@ -177,7 +177,7 @@ def test_the_command_exports_as_well(tmp_path, cache_dir) -> None:
 
 # What follows compiles for minutes. By day one small op is compiled.
 
-BUILT = [name for name in OPS if discover.find(name).composed is None]
+BUILT = [name for name in OPS if discover.find(name).self_contained]
 
 
 @pytest.mark.nightly

@@ -238,6 +238,41 @@ def test_gradients_take_the_strides_of_what_is_always_saved(tmp_path: Path) -> N
         assert x.grad.tolist() == torch.full((4, 3), 2.0).tolist()
 
 
+def test_a_backward_may_be_composed_where_the_forward_is_not() -> None:
+    from opforge.op import Backward, Op
+    from opforge.registration.register import register
+    from opforge.ship.exportable import must_have_kernels
+
+    ran = []
+
+    def composed(grad_y, x):
+        ran.append(grad_y)
+        return 2 * grad_y * x
+
+    op = Op(
+        schema="half_composed(Tensor x) -> Tensor y",
+        reference=lambda x: x * x,
+        backward=Backward(
+            "half_composed_backward(Tensor grad_y, Tensor x) -> Tensor grad_x",
+            lambda grad_y, x: grad_y * x * 2,
+            composed=composed,
+        ),
+        namespace="opforge_test_half_composed",
+    )
+    assert [s.name for s in op.functions] == ["half_composed", "half_composed_backward"]
+    assert [s.name for s in op.kernels] == ["half_composed"]
+    assert not op.self_contained
+    op.folder = Path(__file__).parent
+    register(op)
+    x = torch.randn(3, requires_grad=True)
+    for run in (op, torch.compile(op, backend="aot_eager", fullgraph=True)):
+        (grad,) = torch.autograd.grad(run(x), x, torch.ones(3))
+        assert torch.equal(grad, 2 * x)
+    assert len(ran) == 2
+    with pytest.raises(RecordError, match="the backward of half_composed is composed"):
+        must_have_kernels(op)
+
+
 def test_a_backward_may_overwrite_what_nobody_reads_again() -> None:
     from opforge.op import Backward, Op
     from opforge.registration.register import register

@@ -102,7 +102,7 @@ def test_the_package_chooses_a_variant_by_what_torch_is_built_for(tmp_path: Path
 
 
 def test_every_op_with_a_kernel_of_its_own_imports_alone(tmp_path: Path) -> None:
-    names = [n for n in discover.builtin_names() if discover.find(n).composed is None]
+    names = [n for n in discover.builtin_names() if discover.find(n).self_contained]
     run("build", "--cpu", "--hf", "--out", tmp_path / "all")
     code = """
         import sys

@@ -94,8 +94,8 @@ def build(
         architectures.parse(arch)  # a typo is an error even if nothing is compiled for a GPU
     shipment = wheels.prepare(ops, dist) if wheel else None
     records = shipment.ops if shipment else records_of(ops)
-    if (hf or cpp) and not ops:  # composed ones have no kernel of their own
-        records = [op for op in records if op.composed is None]
+    if (hf or cpp) and not ops:  # composed ones need others
+        records = [op for op in records if op.self_contained]
     targets = [t.name for t, wished in ((CPU, cpu), (CUDA, cuda)) if wished] or _possible(out)
     if hf:
         kernel = kernels.export(records, targets, arch, output, force)

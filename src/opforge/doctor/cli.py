@@ -48,7 +48,7 @@ def list_ops(ops: Ops = None) -> None:
     for op in records_of(ops):
         kernels = ", ".join(t for t in FOR_USERS if has_sources(op, t)) or "reference only"
         dtypes = ", ".join(str(d).removeprefix("torch.") for d in op.dtypes)
-        schemas = [s.text for s in op.kernels]
+        schemas = [s.text for s in op.functions]
         if out.is_terminal:
             table.add_row(op.name, escape("\n".join(schemas)), kernels, dtypes)
         else:

@@ -145,7 +145,7 @@ def _fake(look: _Look) -> Step:
 
 def _backward(look: _Look) -> Step:
     if isinstance(look.op.backward, Backward):
-        return Step("backward", "done", look.op.kernels[1].text)
+        return Step("backward", "done", look.op.functions[1].text)
     how = "derived from the reference" if look.op.backward is None else "in plain PyTorch"
     return Step("backward", "done", how)
 

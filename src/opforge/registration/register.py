@@ -3,8 +3,8 @@
 
 This happens in Python, before any binary exists. The implementation registered here is a fallback
 for all devices. On the first call it loads the compiled kernel, which torch then prefers for its
-device. If there is none, it runs the reference (never for a CUDA tensor). An op composed of other
-ops runs that composition and has no fallback.
+device. If there is none, it runs the reference (never for a CUDA tensor). A function composed of
+other ops runs that composition and has no fallback.
 """
 
 from __future__ import annotations
@@ -142,24 +142,27 @@ def _define(
 
 def _compose(op: Op) -> None:
     """Wrap the record's composed functions with the checks and output layouts of a kernel."""
-    if op.composed is None:
-        return
-    if not isinstance(op.backward, Backward) or op.backward.composed is None:
+    forward = op.composed
+    backward = op.backward.composed if isinstance(op.backward, Backward) else None
+    if forward is not None and backward is None:
         raise RecordError(
             f"the record of {op.name} is composed, but its backward is not: give a Backward with "
             "composed=<a function>"
         )
-    forward, backward = op.composed, op.backward.composed
 
     def run_forward(*args: Any) -> Any:
+        assert forward is not None
         check_arguments(op, args)
         return _fresh(forward(*args), args)
 
     def run_backward(*args: Any) -> Any:
+        assert backward is not None
         return _fresh(backward(*args), args)
 
-    names = (schema.name for schema in op.kernels)
-    op._composed = dict(zip(names, (run_forward, run_backward), strict=True))
+    if forward is not None:
+        op._composed[op.name] = run_forward
+    if backward is not None:
+        op._composed[op.functions[1].name] = run_backward
 
 
 def _fallback(

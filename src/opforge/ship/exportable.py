@@ -17,6 +17,11 @@ def must_have_kernels(op: Op, targets: Sequence[str] = FOR_USERS) -> None:
             f"{op.name} is composed of other ops in Python and has no kernel of its own; name the "
             "ops that it is made of"
         )
+    if not op.self_contained:
+        raise RecordError(
+            f"the backward of {op.name} is composed of other ops in Python, which an export cannot "
+            "hold; use opforge itself, or name ops that have all their kernels"
+        )
     if not any(has_sources(op, target) for target in targets):
         raise RecordError(
             f"{op.name} has no source for {' or '.join(targets)}, so there is nothing to "

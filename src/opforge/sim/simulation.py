@@ -105,7 +105,7 @@ class Route(TorchDispatchMode):
         name = func._schema.name.split("::")[1]
         for loaded in discover.loaded():
             op = loaded.op
-            mine = op.namespace == func.namespace and name in (s.name for s in op.kernels)
+            mine = op.namespace == func.namespace and name in (s.name for s in op.functions)
             if mine and has_kernels(op, self.target):
                 return op
         return None

@@ -399,6 +399,20 @@ def coarse(x: Tensor, bits: int, gradient: bool = False) -> Tensor:
     return result
 
 
+def uncertain(x: Tensor, size: Callable[[], Tensor], unit: float) -> Tensor:
+    """``x``, which a kernel may miss by ``unit`` times ``size()``, of the same shape.
+
+    A reference says so of sums that are computed in fewer bits than float32 has, as tensor cores
+    add FP8 products: their error depends on the terms. It changes nothing but in a
+    :class:`RandomRounding`.
+    """
+    if not _entered or not _is_wide(x) or not x.numel():
+        return x
+    with torch.no_grad():
+        error = _entered[-1]._signs(x) * size() * unit
+    return x + torch.where(torch.isfinite(error), error, 0.0)
+
+
 class _Coarse(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bits: int, gradient: bool) -> Tensor:

@@ -66,6 +66,6 @@ def _against_pages(base: Situation, side: guard.Side) -> Situation:
         given = (side, name, True) if allowed else (side, name)
         s = s.change(name, inputs.against_page, *given)
     # A backward that may overwrite what was saved writes there.
-    may = any(a.name == MAY_OVERWRITE for schema in base.op.kernels for a in schema.args)
+    may = any(a.name == MAY_OVERWRITE for schema in base.op.functions for a in schema.args)
     s.place = replace(base.place, guard=side, keep_saved=not may)
     return s

@@ -9,12 +9,9 @@
 
 #include <opforge/families/product/epilogue.cuh>
 
-namespace opforge {
+#include "options.h"
 
-struct LinearOptions {
-  Finish finish;
-  bool adds = false;  // the residual, call.in[0]
-};
+namespace opforge {
 
 template <class T, class Tile, Major a, Major b>
 bool run_linear(const ProductCall& call, const LinearOptions& options) {

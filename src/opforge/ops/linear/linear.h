@@ -43,9 +43,4 @@ inline std::optional<Tensor> differentiated_at(const Tensor& grad_y, const Tenso
   return at;
 }
 
-inline Tensor no_tensor(const Tensor& like) {
-  constexpr int64_t none[] = {0};
-  return empty(none, like);
-}
-
 }  // namespace opforge

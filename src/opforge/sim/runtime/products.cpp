@@ -55,7 +55,8 @@ void each_piece(const Product& p, const F& f) {
 }
 
 // Values of an operand, those of an inner index beside each other.
-void read(const Product& p, const TileOperand& x, int outer, float* values) {
+void read(const Product& p, const TileOperand& x, decltype(Product::widen_a) widen, int outer,
+          float* values) {
   unsigned char line[kRowBytes];
   const auto copy_line = [&](const unsigned char* from, size_t bytes) {
     for (size_t i = 0; i < bytes; i += kChunk) std::memcpy(line + i, swizzled(from + i), kChunk);
@@ -64,24 +65,24 @@ void read(const Product& p, const TileOperand& x, int outer, float* values) {
   for (int i = 0; !x.outer_major && i < outer; ++i) {
     float wide[kMultiplyBytes];
     copy_line(x.box + size_t(i) * kRowBytes + x.step * kMultiplyBytes, kMultiplyBytes);
-    p.widen(line, wide, inner);
+    widen(line, wide, inner);
     for (int k = 0; k < inner; ++k) values[k * outer + i] = wide[k];
   }
   for (int i = 0; x.outer_major && i < outer; i += across) {
     for (int k = 0; k < inner; ++k) {
       copy_line(x.box + i / across * x.box_bytes + size_t(x.step * inner + k) * kRowBytes,
                 kRowBytes);
-      p.widen(line, values + k * outer + i, across);
+      widen(line, values + k * outer + i, across);
     }
   }
 }
 
-// Of two 16-bit or TF32 numbers the product is exact, so that each sum is rounded once.
+// Of two TF32 or shorter numbers the product is exact, so that each sum is rounded once.
 void multiply(const Product& p, float* values) {
   constexpr int kBlock = 64;  // columns: a constant, for vectors
   float a[kMultiplyBytes * kRows], b[kMultiplyBytes * kMostColumns];
-  read(p, p.a, kRows, a);
-  read(p, p.b, p.columns, b);
+  read(p, p.a, p.widen_a, kRows, a);
+  read(p, p.b, p.widen_b, p.columns, b);
   for (int row = 0; row < kRows; ++row) {
     for (int col = 0; col < p.columns; col += kBlock) {
       float* const to = values + row * p.columns + col;

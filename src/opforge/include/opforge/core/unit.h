@@ -45,6 +45,8 @@ class Unit<R(A...)> {
  public:
   constexpr explicit Unit(const char* name) : name_(name) {}
 
+  const char* name() const { return name_; }
+
   R operator()(A... arguments) {
     Function* function = function_.load(std::memory_order_acquire);
     if (function == nullptr) [[unlikely]] {

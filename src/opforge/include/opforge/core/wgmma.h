@@ -16,6 +16,7 @@
 
 #include <cuda_runtime.h>
 #include <opforge/core/async.h>
+#include <opforge/core/float8.h>
 #include <opforge/core/tensor_map.h>
 #include <opforge/core/types.h>
 
@@ -105,6 +106,18 @@ namespace detail {
 
 #if defined(OPFORGE_SIM)
 
+// The elements of a and those of b.
+template <class T>
+struct Operands {
+  using A = T;
+  using B = T;
+};
+template <class A_, class B_>
+struct Operands<Mixed<A_, B_>> {
+  using A = A_;
+  using B = B_;
+};
+
 // Elements as the tensor cores take them.
 template <class T>
 inline void widen_operand(const void* from, float* to, int count) {
@@ -151,7 +164,10 @@ inline void widen_operand(const void* from, float* to, int count) {
       OPFORGE_MULTIPLY(N, REGISTERS, A, B, SUM, "k16.f32.f16.f16", ", " MAJOR_A ", " MAJOR_B, "n"(int(major_a)), "n"(int(major_b)));        \
     } else {                                                                                                                                \
       static_assert(major_a == Major::inner && major_b == Major::inner, "only 16-bit operands may be outer-major");                         \
-      OPFORGE_MULTIPLY(N, REGISTERS, A, B, SUM, "k8.f32.tf32.tf32", "");                                                                    \
+      if constexpr (std::is_same_v<T, float>) OPFORGE_MULTIPLY(N, REGISTERS, A, B, SUM, "k8.f32.tf32.tf32", "");                            \
+      if constexpr (std::is_same_v<T, float8_e4m3>) OPFORGE_MULTIPLY(N, REGISTERS, A, B, SUM, "k32.f32.e4m3.e4m3", "");                     \
+      if constexpr (std::is_same_v<T, Mixed<float8_e5m2, float8_e4m3>>) OPFORGE_MULTIPLY(N, REGISTERS, A, B, SUM, "k32.f32.e5m2.e4m3", ""); \
+      if constexpr (std::is_same_v<T, Mixed<float8_e4m3, float8_e5m2>>) OPFORGE_MULTIPLY(N, REGISTERS, A, B, SUM, "k32.f32.e4m3.e5m2", ""); \
     }                                                                                                                                       \
   }
 
@@ -168,15 +184,22 @@ __device__ __forceinline__ void multiply(float (&d)[N_ / 2], uint64_t a, uint64_
 }  // namespace detail
 
 // Adds to `sums`, or writes it, the product of 64 rows of a and N columns of b along kMultiplyBytes
-// of the inner dim: bfloat16, half, or float whose values are TF32. Every thread of the warp group
-// calls it with the same operands. It runs on while the thread goes on; see warpgroup_wait().
+// of the inner dim: bfloat16, half, float whose values are TF32, or FP8 (T is float8_e4m3 or a Mixed
+// of float8_e4m3 and float8_e5m2). Every thread of the warp group calls it with the same operands.
+// It runs on while the thread goes on; see warpgroup_wait().
+//
+// For FP8, tensor cores align the products of a call with the sum so far and keep some 14 bits of
+// them: a long sum needs float additions of shorter ones. The simulator adds all as floats.
 template <class T, int N, Major major_a = Major::inner, Major major_b = Major::inner>
 __device__ __forceinline__ void warpgroup_multiply(float (&sums)[N / 2], const TileOperand& a,
                                                    const TileOperand& b, bool add) {
   static_assert(N % 64 == 0 && N >= 64 && N <= 256);
 #if defined(OPFORGE_SIM)
   static_assert(sizeof(T) == 2 || (major_a == Major::inner && major_b == Major::inner));
-  sim::warpgroup_multiply(sums, {a, b, N, int(sizeof(T)), detail::widen_operand<T>, add});
+  using Operands = detail::Operands<T>;
+  sim::warpgroup_multiply(sums, {a, b, N, int(sizeof(T)),
+                                 detail::widen_operand<typename Operands::A>,
+                                 detail::widen_operand<typename Operands::B>, add});
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
   detail::multiply<T, N, major_a, major_b>(sums, a.descriptor, b.descriptor, int(add));
 #endif

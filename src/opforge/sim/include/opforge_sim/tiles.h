@@ -52,7 +52,8 @@ struct Product {
   TileOperand a, b;
   int columns;
   int element_bytes;
-  void (*widen)(const void* from, float* to, int count);  // elements
+  void (*widen_a)(const void* from, float* to, int count);  // elements
+  void (*widen_b)(const void* from, float* to, int count);
   bool add;
 
   bool operator==(const Product&) const = default;

@@ -19,13 +19,13 @@ namespace opforge {
 //     }
 //   };
 template <class Act, class V>
-concept Activation = requires(const Act& act, V x, V& value) {
+concept GateActivation = requires(const Act& act, V x, V& value) {
   { act.value(x) } -> std::convertible_to<V>;
   { act.gradient(x, x, value) } -> std::convertible_to<V>;
 };
 
 template <class T, class Act>
-  requires Activation<Act, vec<T>>
+  requires GateActivation<Act, vec<T>>
 void gated_forward(const Layout<3>& layout, T* y, const T* gate, const T* up, const Act& act) {
   elementwise(layout, y, {gate, up}, [act](auto g, auto u) { return act.value(g) * u; });
 }
@@ -57,7 +57,7 @@ OPFORGE_INLINE void gated_backward_row(T* grad_gate, T* grad_up, const T* const 
 }
 
 template <class T, class Act>
-  requires Activation<Act, vec<T>>
+  requires GateActivation<Act, vec<T>>
 void gated_backward(const Layout<5>& layout, T* grad_gate, T* grad_up, const T* grad_y,
                     const T* gate, const T* up, const Act& act) {
   const int64_t bytes = layout.count() * int64_t(sizeof(T));

@@ -65,7 +65,7 @@ struct GatedParams {
 //     }
 //   };
 template <class Act, class A>
-concept Activation = requires(const Act& act, A x, A& value) {
+concept GateActivation = requires(const Act& act, A x, A& value) {
   { act.value(x) } -> std::convertible_to<A>;
   { act.gradient(x, x, value) } -> std::convertible_to<A>;
 };
@@ -313,14 +313,14 @@ void gated_launch(const Layout<Outputs + Inputs>& layout, const std::array<T*, O
 }  // namespace detail
 
 template <class T, class Act>
-  requires Activation<Act, compute_t<T>>
+  requires GateActivation<Act, compute_t<T>>
 void gated_forward(const Layout<3>& layout, T* y, const T* gate, const T* up, const Act& act,
                    cudaStream_t stream) {
   detail::gated_launch<T, 1, 2>(layout, {y}, {gate, up}, GatedForward<Act>{act}, stream);
 }
 
 template <class T, class Act>
-  requires Activation<Act, compute_t<T>>
+  requires GateActivation<Act, compute_t<T>>
 void gated_backward(const Layout<5>& layout, T* grad_gate, T* grad_up, const T* grad_y,
                     const T* gate, const T* up, const Act& act, cudaStream_t stream) {
   detail::gated_launch<T, 2, 3>(layout, {grad_gate, grad_up}, {grad_y, gate, up},

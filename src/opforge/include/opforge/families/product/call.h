@@ -69,6 +69,7 @@ struct ProductCall {
   int ins = 0, outs = 1;
   ProductMatrix in[kMostIn], out[kMostOut];
   ProductColumns columns[kMostColumns];
+  ProductColumns rows;    // a factor per row, where the epilogue scales rows
   float* sums = nullptr;  // (ceil(m / 64), n), where the epilogue sums columns
   // The order of the tiles: bands of `group` rows of tiles, or of columns of them.
   int group = 8;

@@ -21,6 +21,13 @@ inline bool is_hopper() {
 #endif
 }
 
+// Whether the kernels for 9.0 take such elements. Empty products are torch's.
+inline bool has_kernel(DType dtype, bool tf32, int64_t m, int64_t n, int64_t k) {
+  constexpr int64_t kMost = int64_t(1) << 31;
+  const bool known = dtype == DType::f16 || dtype == DType::bf16 || (dtype == DType::f32 && tf32);
+  return known && is_hopper() && m > 0 && n > 0 && k > 0 && m < kMost && n < kMost && k < kMost;
+}
+
 // A matrix as an operand, and what keeps its memory alive.
 struct Operand {
   Tensor tensor;

@@ -14,6 +14,7 @@
 #include <cuda_runtime.h>
 #include <opforge/core/async.h>
 #include <opforge/core/cluster.h>
+#include <opforge/core/matrices.h>
 #include <opforge/core/shared.h>
 #include <opforge/core/tensor_map.h>
 #include <opforge/core/types.h>
@@ -41,6 +42,8 @@ struct HopperTile {
   static constexpr int kSplit = Split;        // blocks that share the inner dim of a tile
   static constexpr int kBlocks = ClusterM * ClusterN * Split;  // of a cluster
   static constexpr int kRows = PingPong ? M : M / Consumers;   // of a warp group
+  // Whether the product of each stage is made by itself, and then added: see core/wgmma.h on FP8.
+  static constexpr bool kInParts = false;
   static_assert(kRows % 64 == 0 && N % 64 == 0);
   static_assert(Split == 1 || (ClusterM * ClusterN == 1 && !PingPong));
   static_assert(!PingPong || Consumers == 2);
@@ -58,7 +61,7 @@ struct HopperParams {
   int ins, outs;         // matrices that the epilogue uses this time
   bool plain;            // their rows are not aligned, so tensor maps cannot describe them
   ProductMatrix in[kMostIn], out[kMostOut];
-  ProductColumns columns[kMostColumns];
+  ProductColumns columns[kMostColumns], rows;
   float* sums;  // (ceil(m / 64), n): sums of 64 rows of the first result, for kSums
   Epilogue epilogue;
   ProductGroups groups;
@@ -92,12 +95,16 @@ struct HopperProduct {
   static constexpr int kColumns = Epilogue::kColumns;
   using Columns = float[std::max(kColumns, 1)][(kCols + kWarpGroup - 1) / kWarpGroup];
 
+  // A factor per row of the product, if the epilogue wants it: those of a thread's values.
+  static constexpr bool kScalesRows = requires { Epilogue::kScalesRows; };
+  using RowFactors = float[Tile::kRows / 64][2];
+
   // The result leaves in chunks of 64 rows x 128 bytes.
   static constexpr int kChunkCols = kTileWidth / int(sizeof(Out));
   static constexpr int kChunks = kCols / kChunkCols;
   static constexpr int kValues = 64 * kChunkCols / kWarpGroup;  // of a thread in a chunk
   // So many of them pass through the epilogue at once: more would not fit the registers.
-  static constexpr int kStep = 16;
+  static constexpr int kStep = 8;
   static constexpr int kSlotBytes = 64 * kTileWidth;
   static constexpr int kSlots = std::max({2, Epilogue::kIn, Epilogue::kOut});
   static_assert(kCols % kChunkCols == 0);
@@ -367,6 +374,59 @@ struct HopperProduct {
     release(barriers.empty[before]);
   }
 
+  // The same, where the tensor cores sum over one stage at a time. While a warp group adds, another
+  // one multiplies.
+  __device__ static void multiply_in_parts(const Shared& s, int consumer, int count, Position& at,
+                                           Sums& sums) {
+    Barriers& barriers = s.barriers();
+    const int first_row = Tile::kPingPong ? 0 : consumer * Tile::kRows;
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+      for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] = 0.0f;
+    }
+#pragma unroll 1
+    for (; count > 0; --count) {
+      wait(barriers.full[at.stage], at.phase);
+#pragma unroll
+      for (int r = 0; r < kRowBlocks; ++r) {
+        const unsigned char* const box = s.a(at.stage) + (first_row + 64 * r) * kTileWidth;
+        float part[Tile::kN / 2];
+        warpgroup_arrive();
+#pragma unroll
+        for (int step = 0; step < kTileWidth / kMultiplyBytes; ++step) {
+          warpgroup_multiply<T, Tile::kN, kMajorA, kMajorB>(
+              part, tile_operand<kMajorA>(box, step, kInner * kTileWidth),
+              tile_operand<kMajorB>(s.b(at.stage), step, kInner * kTileWidth), step > 0);
+        }
+        warpgroup_commit();
+        warpgroup_wait<0>();
+        keep_in_place(part);
+        if (r == kRowBlocks - 1) release(barriers.empty[at.stage]);
+#pragma unroll
+        for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] += part[i];
+      }
+      at.advance();
+    }
+  }
+
+  // Asks for the factors of a thread's rows before the product is made.
+  __device__ static void load_rows(const Params& p, int batch, int first_row, RowFactors& rows) {
+    const int thread = int(threadIdx.x) % kWarpGroup;
+#pragma unroll
+    for (int i = 0; i < 2 * kRowBlocks; ++i) {
+      const int row = first_row + i / 2 * 64 + i % 2 * 8 + thread / 32 * 16 + thread % 32 / 4;
+      rows[i / 2][i % 2] = row < p.m ? p.rows.at(batch, row) : 0.0f;
+    }
+  }
+  __device__ static void scale_rows(const RowFactors& rows, Sums& sums) {
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+      for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] *= rows[r][i / 2 % 2];
+    }
+  }
+
   // --- the epilogue ------------------------------------------------------------------------------
 
   // Asks for the values of the tile's columns before the product is made, and puts them to where
@@ -439,31 +499,59 @@ struct HopperProduct {
     }
   }
 
-  // The two neighbouring values of a thread in a slot.
-  __device__ static unsigned char* pair_at(unsigned char* slot, int thread, int v) {
-    const int row = thread / 32 * 16 + thread % 32 / 4, col = v / 4 * 8 + thread % 4 * 2;
-    return slot + swizzled(row + v / 2 % 2 * 8, col * int(sizeof(Out)));
+  using In = float[std::max(Epilogue::kIn, 1)][kStep];
+  using ColumnValues = float[std::max(kColumns, 1)][kStep];
+  using Results = float[Epilogue::kOut][kStep];
+
+  // A thread's place in the slots: with 16-bit results, that of the row which it names to
+  // load_matrices() and store_matrices(), else of the first of its pairs.
+  static constexpr bool kMatrices = sizeof(Out) == 2;
+  __device__ static int place_in_slot() {
+    const int thread = int(threadIdx.x) % kWarpGroup, warp = thread / 32, lane = thread % 32;
+    if constexpr (kMatrices) return swizzled(warp * 16 + lane % 16, lane / 16 * 16);
+    return swizzled(warp * 16 + lane / 4, lane % 4 * 2 * int(sizeof(Out)));
   }
 
   struct alignas(2 * sizeof(Out)) Pair {
     Out value[2];
   };
+  // Boxes are aligned, so that places further along a row differ in a few bits.
+  __device__ static Pair& pair_at(unsigned char* slot, int place, int v) {
+    const int along = v / 4 * 8 * int(sizeof(Out)), rows = v / 2 % 2 * 8;
+    return *reinterpret_cast<Pair*>(slot + (place ^ along) + rows * kTileWidth);
+  }
 
-  using In = float[std::max(Epilogue::kIn, 1)][kStep];
-  using ColumnValues = float[std::max(kColumns, 1)][kStep];
-  using Results = float[Epilogue::kOut][kStep];
-
-  __device__ static void read_in(const Params& p, const Shared& s, const Slots& slots, int thread,
-                                 int first, In& in) {
+  // A step's values from a slot, and to it. `first` is the first of the step in the chunk.
+  __device__ static void read_values(unsigned char* slot, int place, int first,
+                                     float (&to)[kStep]) {
 #pragma unroll
-    for (int i = 0; i < Epilogue::kIn; ++i) {
-      if (i >= p.ins) break;
-      unsigned char* const slot = s.slot(slots.consumer, slots.first() + i);
+    for (int v = 0; v < kStep; v += kMatrices ? 8 : 2) {
+      if constexpr (kMatrices) {
+        uint32_t bits[4];
+        load_matrices(bits, slot + (place ^ (first + v) / 8 * 32));
 #pragma unroll
-      for (int v = 0; v < kStep; v += 2) {
-        const Pair pair = *reinterpret_cast<const Pair*>(pair_at(slot, thread, first + v));
-        in[i][v] = widen(pair.value[0]);
-        in[i][v + 1] = widen(pair.value[1]);
+        for (int i = 0; i < 4; ++i) {
+          unpack_pair<Out>(bits[i], to[v + 2 * i], to[v + 2 * i + 1]);
+        }
+      } else {
+        const Pair pair = pair_at(slot, place, first + v);
+        to[v] = widen(pair.value[0]), to[v + 1] = widen(pair.value[1]);
+      }
+    }
+  }
+  __device__ static void write_values(unsigned char* slot, int place, int first,
+                                      const float (&from)[kStep]) {
+#pragma unroll
+    for (int v = 0; v < kStep; v += kMatrices ? 8 : 2) {
+      if constexpr (kMatrices) {
+        uint32_t bits[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          bits[i] = pack_pair<Out>(from[v + 2 * i], from[v + 2 * i + 1]);
+        }
+        store_matrices(slot + (place ^ (first + v) / 8 * 32), bits);
+      } else {
+        pair_at(slot, place, first + v) = {narrow<Out>(from[v]), narrow<Out>(from[v + 1])};
       }
     }
   }
@@ -475,24 +563,10 @@ struct HopperProduct {
     for (int i = 0; i < kColumns; ++i) {
 #pragma unroll
       for (int v = 0; v < kStep; v += 4) {
-        const float2 pair =
-            *reinterpret_cast<const float2*>(s.column(consumer, i) + first_col + v * 2);
+        const float2 pair = *reinterpret_cast<const float2*>(s.column(consumer, i) + first_col +
+                                                             threadIdx.x % 4 * 2 + v * 2);
         columns[i][v] = columns[i][v + 2] = pair.x;
         columns[i][v + 1] = columns[i][v + 3] = pair.y;
-      }
-    }
-  }
-
-  __device__ static void write_out(const Params& p, const Shared& s, const Slots& slots, int thread,
-                                   int first, const Results& out) {
-#pragma unroll
-    for (int i = 0; i < Epilogue::kOut; ++i) {
-      if (i >= p.outs) break;
-      unsigned char* const slot = s.slot(slots.consumer, slots.first() + i);
-#pragma unroll
-      for (int v = 0; v < kStep; v += 2) {
-        *reinterpret_cast<Pair*>(pair_at(slot, thread, first + v)) = {narrow<Out>(out[i][v]),
-                                                                      narrow<Out>(out[i][v + 1])};
       }
     }
   }
@@ -578,33 +652,50 @@ struct HopperProduct {
         (from[0] + from[kChunkCols]) + (from[2 * kChunkCols] + from[3 * kChunkCols]);
   }
 
+  static constexpr int kAllChunks = kRowBlocks * kChunks;
+
+  // The sums of a chunk, whichever it is in the same registers: the code of the epilogue is then
+  // there once for all chunks, and stays in the instruction cache.
+  __device__ static void pick(const Sums& sums, int chunk, float (&to)[kParts][kValues]) {
+#pragma unroll
+    for (int i = 0; i < kAllChunks; ++i) {
+      if (i != chunk) continue;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int v = 0; v < kValues; ++v) {
+          to[part][v] = sums[i / kChunks][part * kCols / 2 + i % kChunks * kValues + v];
+        }
+      }
+    }
+  }
+
   // The result of a tile: all chunks of a warp group, or with kSplit those that are this block's.
-  // `transform` is the epilogue without run-time choices: the code of all chunks is some 30 KB, and
-  // with choices in between it would not stay in the instruction cache.
+  // `transform` is the epilogue without run-time choices.
   template <class Transform>
   __device__ __forceinline__ static void finish(const Transform& transform, const HopperMaps& maps,
                                                 const Params& p, const Shared& s, Slots& slots,
                                                 int batch, int tile_row, int tile_col, int end,
                                                 Sums& sums) {
     const int consumer = slots.consumer;
-    const int thread = recompute(int(threadIdx.x) % kWarpGroup);
+    const int in_slot = recompute(place_in_slot());
     const int first_row = tile_row + (Tile::kPingPong ? 0 : consumer * Tile::kRows);
-    const int rank = Tile::kSplit > 1 ? cluster_rank() : 0;
     const bool fetches = Epilogue::kIn > 0 && p.ins > 0 && !p.plain;
     const auto place = [&](int i, int& row, int& col) {
       row = first_row + i / kChunks * 64;
       col = tile_col + i % kChunks * kChunkCols;
     };
-    int row, col;
-    if (fetches && leads() && rank < kRowBlocks * kChunks) {
-      place(rank, row, col);
+    int row, col, i = Tile::kSplit > 1 ? cluster_rank() : 0;
+    if (fetches && leads() && i < kAllChunks) {
+      place(i, row, col);
       await_slots(slots);
       fetch_in(maps, p, s, slots, batch, row, col);
     }
-#pragma unroll
-    for (int i = 0; i < kRowBlocks * kChunks; ++i) {
-      if (Tile::kSplit > 1 && i % Tile::kSplit != rank) continue;
+#pragma unroll 1
+    for (; i < kAllChunks; i += Tile::kSplit) {
       place(i, row, col);
+      float chunk[kParts][kValues];
+      pick(sums, i, chunk);
       if (fetches) {
         wait(s.barriers().in[consumer][slots.group], slots.phase);
       } else {
@@ -621,19 +712,25 @@ struct HopperProduct {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
 #pragma unroll
-          for (int v = 0; v < kStep; ++v) {
-            values[part][v] =
-                sums[i / kChunks][part * kCols / 2 + i % kChunks * kValues + first + v];
+          for (int v = 0; v < kStep; ++v) values[part][v] = chunk[part][first + v];
+        }
+        In in;
+#pragma unroll
+        for (int j = 0; j < Epilogue::kIn; ++j) {
+          if (j < p.ins) {
+            read_values(s.slot(consumer, slots.first() + j), in_slot, first, in[j]);
           }
         }
-        const int thread_col = i % kChunks * kChunkCols + first * 2 + thread % 4 * 2;
-        In in;
-        read_in(p, s, slots, thread, first, in);
         ColumnValues columns;
-        read_columns(s, consumer, thread_col, columns);
+        read_columns(s, consumer, i % kChunks * kChunkCols + first * 2, columns);
         Results out;
         transform(values, in, columns, out);
-        write_out(p, s, slots, thread, first, out);
+#pragma unroll
+        for (int j = 0; j < Epilogue::kOut; ++j) {
+          if (j < p.outs) {
+            write_values(s.slot(consumer, slots.first() + j), in_slot, first, out[j]);
+          }
+        }
         if constexpr (Epilogue::kSums) add_rows(s, consumer, first, out[0]);
       }
       fence_for_copies();
@@ -657,7 +754,7 @@ struct HopperProduct {
         sync_group(consumer);
       }
       slots.advance();
-      if (fetches && leads() && i + Tile::kSplit < kRowBlocks * kChunks) {
+      if (fetches && leads() && i + Tile::kSplit < kAllChunks) {
         place(i + Tile::kSplit, row, col);
         await_slots(slots);
         fetch_in(maps, p, s, slots, batch, row, col);
@@ -668,7 +765,7 @@ struct HopperProduct {
   // Blocks that share the inner dim of a tile: each gets the sums of its chunks from all, and adds
   // them in the order of their ranks.
   __device__ static void exchange(const Shared& s, int consumer, Sums& sums) {
-    constexpr int kAll = kRowBlocks * kChunks, kOwn = (kAll + Tile::kSplit - 1) / Tile::kSplit;
+    constexpr int kAll = kAllChunks, kOwn = (kAll + Tile::kSplit - 1) / Tile::kSplit;
     const int rank = cluster_rank(), thread = int(threadIdx.x) % kWarpGroup;
     const auto place = [&](int from, int chunk, int v) {
       return reinterpret_cast<float*>(s.start) +
@@ -728,14 +825,23 @@ struct HopperProduct {
       const int end = work.rows_end(p);
       Columns columns;
       load_columns(p, batch, col, columns);
+      RowFactors rows;
+      if constexpr (kScalesRows) {
+        load_rows(p, batch, row + (Tile::kPingPong ? 0 : consumer * Tile::kRows), rows);
+      }
       if constexpr (Tile::kPingPong) sync_some(kOrder + consumer, 2 * kWarpGroup);
       Sums sums;
-      multiply(s, work, consumer, at, sums);
+      if constexpr (Tile::kInParts) {
+        multiply_in_parts(s, consumer, work.inner_count, at, sums);
+      } else {
+        multiply(s, work, consumer, at, sums);
+      }
       if constexpr (Tile::kPingPong) {
         if (t + work.step < work.tiles) arrive_some(kOrder + 1 - consumer, 2 * kWarpGroup);
         at.advance(work.stages_of(p, t + work.step));
       }
       if constexpr (Tile::kSplit > 1) exchange(s, consumer, sums);
+      if constexpr (kScalesRows) scale_rows(rows, sums);
       if constexpr (kColumns > 0) {
         store_columns(s, consumer, columns);
         sync_group(consumer);

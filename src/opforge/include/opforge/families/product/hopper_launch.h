@@ -62,6 +62,7 @@ bool run_hopper(const ProductCall& call, const typename Product::Epilogue& epilo
   p.group = call.group, p.by_columns = call.by_columns;
   p.ins = call.ins, p.outs = call.outs;
   std::ranges::copy(call.columns, p.columns);
+  p.rows = call.rows;
   p.sums = call.sums;
   p.epilogue = epilogue;
   p.groups = call.groups;

@@ -25,6 +25,12 @@ inline Finish finish_of(int64_t activation, double scale, const std::optional<do
   return finish;
 }
 
+// What an op returns in place of a result that is not wanted.
+inline Tensor no_tensor(const Tensor& like) {
+  constexpr int64_t none[] = {0};
+  return empty(none, like);
+}
+
 // The shape of x weightᵀ.
 inline std::vector<int64_t> linear_shape(const char* op, const Tensor& x, const Tensor& weight,
                                          const std::optional<Tensor>& bias,
