@@ -41,11 +41,6 @@ inline void check_grad(const Tensor& grad_y, const Tensor& x, const Tensor& weig
                 "grouped_linear_backward: grad_y differs from y in device, shape or dtype");
 }
 
-inline Tensor no_tensor(const Tensor& like) {
-  constexpr int64_t none[] = {0};
-  return empty(none, like);
-}
-
 // A new contiguous tensor of this shape.
 inline Tensor new_tensor(std::initializer_list<int64_t> shape, const Tensor& like) {
   return empty({shape.begin(), shape.size()}, like);
