@@ -41,9 +41,9 @@ Tensor group(const Tensor& x, int64_t i) {
 }  // namespace
 
 Tensor grouped_linear_cpu(const Tensor& x, const Tensor& weights, const Tensor& offsets,
-                          const std::optional<Tensor>& biases, bool) {
+                          const std::optional<Tensor>& biases, bool tf32) {
   check_grouped("grouped_linear", x, weights, offsets);
-  check_biases("grouped_linear", x, weights, biases);
+  check_options("grouped_linear", x, weights, biases, tf32);
   const Tensor y = new_tensor({x.size(0), weights.size(1)}, x);
   if (y.numel() == 0) return y;
   each_group(

@@ -20,7 +20,7 @@ struct Ends {
 Ends ends_of(const Tensor& offsets, int64_t total) {
   const Tensor flat = contiguous(offsets);
   const bool wide = dtype_code(flat) == aoti_torch_dtype_int64();
-  return {flat, {flat.const_data_ptr(), wide, int(flat.numel()), int(total)}};
+  return {flat, {Groups::none, flat.const_data_ptr(), wide, int(flat.numel()), int(total)}};
 }
 
 // Whether the kernels for 9.0 take such elements.
@@ -92,6 +92,7 @@ Tensor row_products(const Tensor& x, const Tensor& w, const Ends& ends,
                              strides(*biases)[0]};
         }
         call.groups = ends.groups;
+        call.groups.kind = Groups::rows;
         call.stream = stream;
         if (run_row_groups(call)) return;
       }
@@ -125,6 +126,7 @@ Tensor inner_products(const Tensor& grad, const Tensor& x, const Ends& ends, boo
         call.out[0] = matrix_of(result, n);
         call.out[0].batch_stride = m * n;
         call.groups = ends.groups;
+        call.groups.kind = Groups::inner;
         call.stream = stream;
         if (run_inner_groups(call)) return;
       }
@@ -158,7 +160,7 @@ Tensor row_sums(const Tensor& grad, const Ends& ends) {
 Tensor grouped_linear_cuda(const Tensor& x, const Tensor& weights, const Tensor& offsets,
                            const std::optional<Tensor>& biases, bool tf32) {
   check_grouped("grouped_linear", x, weights, offsets);
-  check_biases("grouped_linear", x, weights, biases);
+  check_options("grouped_linear", x, weights, biases, tf32);
   const DeviceGuard guard(x.get_device_index());
   return row_products(x, weights, ends_of(offsets, x.size(0)), biases, tf32);
 }

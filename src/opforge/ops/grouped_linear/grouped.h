@@ -24,8 +24,9 @@ inline void check_grouped(const char* op, const Tensor& x, const Tensor& weights
   }
 }
 
-inline void check_biases(const char* op, const Tensor& x, const Tensor& weights,
-                         const std::optional<Tensor>& biases) {
+inline void check_options(const char* op, const Tensor& x, const Tensor& weights,
+                          const std::optional<Tensor>& biases, bool tf32) {
+  OPFORGE_CHECK(!tf32 || dtype_of(x) == DType::f32, op, ": tf32 is for float32");
   if (!biases) return;
   OPFORGE_CHECK(same_device(x, *biases) && dtype_code(x) == dtype_code(*biases) &&
                     biases->dim() == 2 && biases->size(0) == weights.size(0) &&
@@ -38,11 +39,6 @@ inline void check_grad(const Tensor& grad_y, const Tensor& x, const Tensor& weig
                     grad_y.size(1) == weights.size(1) && same_device(grad_y, x) &&
                     dtype_code(grad_y) == dtype_code(x),
                 "grouped_linear_backward: grad_y differs from y in device, shape or dtype");
-}
-
-inline Tensor no_tensor(const Tensor& like) {
-  constexpr int64_t none[] = {0};
-  return empty(none, like);
 }
 
 // A new contiguous tensor of this shape.

@@ -9,6 +9,8 @@
 
 #include <opforge/families/product/groups.cuh>
 
+#include "options.h"
+
 namespace opforge {
 
 // y = a b + bias.
@@ -29,14 +31,14 @@ struct BiasEpilogue {
 };
 
 template <class T, Groups groups, class Tile, Major a, Major b>
-bool run_groups(const ProductCall& call) {
+bool run_groups(const ProductCall& call, const NoOptions&) {
   return run_hopper<HopperProduct<T, Tile, a, b, BiasEpilogue<T>, groups>>(call, {});
 }
 
 template <Groups groups, class Tile, Major a, Major b>
-bool run_short_groups(const ProductCall& call) {
-  if (call.dtype == DType::f16) return run_groups<half, groups, Tile, a, b>(call);
-  return run_groups<bfloat16, groups, Tile, a, b>(call);
+bool run_short_groups(const ProductCall& call, const NoOptions& none) {
+  if (call.dtype == DType::f16) return run_groups<half, groups, Tile, a, b>(call, none);
+  return run_groups<bfloat16, groups, Tile, a, b>(call, none);
 }
 
 }  // namespace opforge

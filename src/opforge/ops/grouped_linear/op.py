@@ -240,7 +240,7 @@ def grouped_linear(
         biases: (groups, outputs), or None.
         tf32: multiply float32 as TF32: with 10 bits of the mantissa, many times as fast.
     """
-    if offsets.device.type == "cpu" and can_look_at(offsets) and x.dim() and offsets.dim() == 1:
+    if offsets.device.type == "cpu" and can_look_at(offsets) and (x.dim(), offsets.dim()) == (2, 1):
         _check_offsets(offsets, x.shape[0])
     y: Tensor = op(x, weights, offsets, biases, tf32)
     return y

@@ -51,15 +51,15 @@ __global__ void __launch_bounds__(kPlainThreads) plain_groups(const PlainParams<
   constexpr bool kRows = kind == Groups::rows;
   const int tiles_n = int(ceil_div(p.n, kPlainTile));
   const int per_group = kRows ? tiles_n : tiles_n * int(ceil_div(p.m, kPlainTile));
-  GroupCursor<kind> cursor(p.groups, kPlainTile, per_group);
-  if (!cursor.find(p.groups, int(blockIdx.x))) return;
-  const int row = cursor.index / tiles_n * kPlainTile + (kRows ? cursor.begin : 0);
-  const int col = cursor.index % tiles_n * kPlainTile;
-  const int row_end = kRows ? cursor.end : p.m;
-  const bool in_group = cursor.group < p.groups.count;
-  const int first = kRows ? 0 : cursor.begin, last = !kRows ? cursor.end : in_group ? p.k : 0;
+  const GroupTile tile = find_tile<kind>(p.groups, kPlainTile, per_group, int(blockIdx.x));
+  if (!tile.there) return;
+  const int row = tile.index / tiles_n * kPlainTile + (kRows ? tile.begin : 0);
+  const int col = tile.index % tiles_n * kPlainTile;
+  const int row_end = kRows ? tile.end : p.m;
+  const bool in_group = tile.group < p.groups.count;
+  const int first = kRows ? 0 : tile.begin, last = !kRows ? tile.end : in_group ? p.k : 0;
   Matrix<const T> b = p.b;
-  if (kRows && in_group) b.data += cursor.group * p.b_batch;
+  if (kRows && in_group) b.data += tile.group * p.b_batch;
 
   PlainStage<T>& s = shared<PlainStage<T>>();
   const int y = int(threadIdx.x) / kSide, x = int(threadIdx.x) % kSide;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kPlainThreads) plain_groups(const PlainParams<
     }
     __syncthreads();
   }
-  T* const out = p.out + (kRows ? 0 : int64_t(cursor.group) * p.m * p.n);
+  T* const out = p.out + (kRows ? 0 : int64_t(tile.group) * p.m * p.n);
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
 #pragma unroll
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kPlainThreads) plain_groups(const PlainParams<
       const int r = row + y + i * kSide, c = col + x + j * kSide;
       if (r >= row_end || c >= p.n) continue;
       if (p.biases != nullptr && in_group) {
-        sums[i][j] += widen(p.biases[cursor.group * p.bias_batch + c * p.bias_step]);
+        sums[i][j] += widen(p.biases[tile.group * p.bias_batch + c * p.bias_step]);
       }
       out[int64_t(r) * p.n + c] = narrow<T>(sums[i][j]);
     }

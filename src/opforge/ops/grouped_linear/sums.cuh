@@ -24,14 +24,13 @@ __global__ void __launch_bounds__(kSumRows* kSumThreads)
     compute_t<T> value[kSumRows][kCols];
   };
   const int across = int(ceil_div(cols, kCols));
-  GroupCursor<Groups::inner> cursor(groups, 0, across);
-  if (!cursor.find(groups, int(blockIdx.x))) return;
+  const GroupTile tile = find_tile<Groups::inner>(groups, 0, across, int(blockIdx.x));
   const int y = int(threadIdx.x) / kSumThreads, first = int(threadIdx.x) % kSumThreads * N;
-  const int col = cursor.index * kCols + first;
+  const int col = tile.index * kCols + first;
   compute_t<T> sums[N] = {};
   if (col < cols) {
 #pragma unroll 4
-    for (int row = cursor.begin + y; row < cursor.end; row += kSumRows) {
+    for (int row = tile.begin + y; row < tile.end; row += kSumRows) {
       const Vec<T, N> v = load<N>(x.at(row, col));
 #pragma unroll
       for (int e = 0; e < N; ++e) sums[e] += widen(v.value[e]);
@@ -41,11 +40,11 @@ __global__ void __launch_bounds__(kSumRows* kSumThreads)
 #pragma unroll
   for (int e = 0; e < N; ++e) s.value[y][first + e] = sums[e];
   __syncthreads();
-  const int own = int(threadIdx.x), out = cursor.index * kCols + own;
+  const int own = int(threadIdx.x), out = tile.index * kCols + own;
   if (own >= kCols || out >= cols) return;
   compute_t<T> sum = s.value[0][own];
   for (int i = 1; i < kSumRows; ++i) sum += s.value[i][own];
-  to[int64_t(cursor.group) * cols + out] = narrow<T>(sum);
+  to[int64_t(tile.group) * cols + out] = narrow<T>(sum);
 }
 
 // to (groups, cols): the sums of the rows of x that are in each group.

@@ -3,8 +3,9 @@
 
 namespace opforge {
 
-static bool run(const ProductCall& call) {
-  return run_short_groups<Groups::rows, HopperTile<64, 256, 1>, Major::inner, Major::inner>(call);
+static bool run(const ProductCall& call, const NoOptions& none) {
+  return run_short_groups<Groups::rows, HopperTile<64, 256, 1>, Major::inner, Major::inner>(call,
+                                                                                            none);
 }
 
 }  // namespace opforge

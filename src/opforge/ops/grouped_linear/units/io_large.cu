@@ -3,9 +3,9 @@
 
 namespace opforge {
 
-static bool run(const ProductCall& call) {
+static bool run(const ProductCall& call, const NoOptions& none) {
   return run_short_groups<Groups::rows, HopperTile<128, 256, 2, false, 1, 2>, Major::inner,
-                          Major::outer>(call);
+                          Major::outer>(call, none);
 }
 
 }  // namespace opforge

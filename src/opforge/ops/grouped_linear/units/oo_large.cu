@@ -3,9 +3,9 @@
 
 namespace opforge {
 
-static bool run(const ProductCall& call) {
+static bool run(const ProductCall& call, const NoOptions& none) {
   return run_short_groups<Groups::inner, HopperTile<128, 256, 2, false, 2>, Major::outer,
-                          Major::outer>(call);
+                          Major::outer>(call, none);
 }
 
 }  // namespace opforge

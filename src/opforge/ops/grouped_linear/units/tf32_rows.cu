@@ -3,9 +3,9 @@
 
 namespace opforge {
 
-static bool run(const ProductCall& call) {
+static bool run(const ProductCall& call, const NoOptions& none) {
   return run_groups<float, Groups::rows, HopperTile<128, 128, 2, false, 1, 2>, Major::inner,
-                    Major::inner>(call);
+                    Major::inner>(call, none);
 }
 
 }  // namespace opforge

@@ -48,6 +48,7 @@ enum class Groups { none, rows, inner };
 // group before is that one, an end beyond `total` is `total`. Rows of the result after the last
 // group are zeros.
 struct ProductGroups {
+  Groups kind = Groups::none;
   const void* ends = nullptr;
   bool wide = false;
   int count = 0, total = 0;

@@ -105,9 +105,15 @@ const ProductTile<Options>& usual_tile(std::span<const ProductTile<Options>> til
   const ProductTile<Options>* best = nullptr;
   double least = 0;
   for (const ProductTile<Options>& tile : tiles) {
-    const int64_t count = ceil_div(call.m, tile.m) * ceil_div(call.n, tile.n) * call.batches;
+    int64_t down = ceil_div(call.m, tile.m) * call.batches, k = call.k;
+    if (call.groups.kind == Groups::rows) {  // of unknown sizes: each has half a tile too much
+      down = call.m / tile.m + ceil_div(std::min(call.m, call.batches), 2);
+    } else if (call.groups.kind == Groups::inner) {
+      k = ceil_div(call.k, call.batches);
+    }
+    const int64_t count = down * ceil_div(call.n, tile.n);
     const int64_t rounds = ceil_div(count, std::max(1, multiprocessors() / tile.blocks));
-    const double steps = double(ceil_div(call.k, tile.split)) + 256;
+    const double steps = double(ceil_div(k, tile.split)) + 256;
     const double work = double(tile.m) * tile.n * tile.split / tile.blocks;
     const double time = double(rounds) * steps * work * tile.cost;
     if (best == nullptr || time < least) best = &tile, least = time;

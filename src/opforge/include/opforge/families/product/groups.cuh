@@ -33,15 +33,24 @@ class GroupCursor {
 
   // Goes to a tile, no earlier than the last one. False if there are fewer.
   __device__ bool find(const ProductGroups& groups, int tile) {
-    while (tile >= last(upto_)) {
-      if (!more(groups)) return false;
-      advance(groups);
+    int lane;
+    if constexpr (kind == Groups::inner) {
+      group = tile / factor_;
+      if (group >= groups.count) return false;
+      index = tile % factor_;
+      skip_to(groups, group);
+      lane = group - first_;
+    } else {
+      while (tile >= last(upto_)) {
+        if (!more(groups)) return false;
+        advance(groups);
+      }
+      lane = __popc(__ballot_sync(kAll, upto_ <= tile));
+      group = first_ + lane;
+      index = tile - __shfl_sync(kAll, upto_ - tiles_, lane);
     }
-    const int lane = __popc(__ballot_sync(kAll, upto_ <= tile));
-    group = first_ + lane;
     begin = __shfl_sync(kAll, begin_, lane);
     end = __shfl_sync(kAll, end_, lane);
-    index = tile - __shfl_sync(kAll, upto_ - tiles_, lane);
     return true;
   }
 
@@ -60,17 +69,15 @@ class GroupCursor {
     advance(groups);
   }
 
-  __device__ bool more(const ProductGroups& groups) const {
-    return first_ + 32 < groups.count + (kind == Groups::rows);
-  }
+  // Whether there are rows after the 32 groups.
+  __device__ bool more(const ProductGroups& groups) const { return last(end_) < groups.total; }
 
-  // To the next 32 groups.
+  // To the next 32 groups. The rows after the last group are one more.
   __device__ void advance(const ProductGroups& groups) {
-    const int end_before = last(end_), upto_before = last(upto_), lane = int(threadIdx.x) % 32;
+    const int end_before = last(end_), lane = int(threadIdx.x) % 32;
     first_ += 32;
     const int group = first_ + lane;
-    const bool there = group < groups.count;
-    end_ = max(end_before, there ? groups.end(group) : kind == Groups::rows ? groups.total : 0);
+    end_ = max(end_before, group < groups.count ? groups.end(group) : groups.total);
 #pragma unroll
     for (int by = 1; by < 32; by *= 2) {
       const int before = __shfl_up_sync(kAll, end_, by);
@@ -78,23 +85,58 @@ class GroupCursor {
     }
     begin_ = __shfl_up_sync(kAll, end_, 1);
     if (lane == 0) begin_ = end_before;
-    tiles_ = kind == Groups::rows ? (end_ - begin_ + tile_rows_ - 1) / tile_rows_ * factor_
-             : there              ? factor_
-                                  : 0;
-    upto_ = tiles_;
+    if constexpr (kind == Groups::rows) {
+      const int upto_before = last(upto_);
+      tiles_ = (end_ - begin_ + tile_rows_ - 1) / tile_rows_ * factor_;
+      upto_ = tiles_;
 #pragma unroll
-    for (int by = 1; by < 32; by *= 2) {
-      const int before = __shfl_up_sync(kAll, upto_, by);
-      if (lane >= by) upto_ += before;
+      for (int by = 1; by < 32; by *= 2) {
+        const int before = __shfl_up_sync(kAll, upto_, by);
+        if (lane >= by) upto_ += before;
+      }
+      upto_ += upto_before;
     }
-    upto_ += upto_before;
+  }
+
+  // To the 32 groups that have this one.
+  __device__ void skip_to(const ProductGroups& groups, int group) {
+    const int first = group / 32 * 32;
+    if (first == first_) return;
+    int end = last(end_);
+    for (int i = first_ + 32 + int(threadIdx.x) % 32; i < first && end < groups.total; i += 32) {
+      end = max(end, groups.end(i));
+    }
+    for (int by = 16; by > 0; by /= 2) end = max(end, __shfl_xor_sync(kAll, end, by));
+    end_ = end;
+    first_ = first - 32;
+    advance(groups);
   }
 
   int tile_rows_, factor_;
-  int first_;         // group of lane 0
-  int begin_, end_;   // of this lane's group
-  int tiles_, upto_;  // of this lane's group, and of all groups up to it
+  int first_;                 // group of lane 0
+  int begin_, end_;           // of this lane's group
+  int tiles_ = 0, upto_ = 0;  // with Groups::rows: of this lane's group, of all groups up to it
 };
+
+// A tile and its group.
+struct GroupTile {
+  bool there;
+  int group, begin, end, index;  // as in GroupCursor
+};
+
+// For a kernel with a tile to a block. All threads call it, once.
+template <Groups kind>
+__device__ __forceinline__ GroupTile find_tile(const ProductGroups& groups, int tile_rows,
+                                               int factor, int tile) {
+  GroupTile& found = shared<GroupTile>();
+  if (threadIdx.x < 32) {
+    GroupCursor<kind> cursor(groups, tile_rows, factor);
+    const bool there = cursor.find(groups, tile);
+    if (threadIdx.x == 0) found = {there, cursor.group, cursor.begin, cursor.end, cursor.index};
+  }
+  __syncthreads();
+  return found;
+}
 
 // What HopperProduct asks about tiles, as its AllTiles answers for batches.
 template <class Product>

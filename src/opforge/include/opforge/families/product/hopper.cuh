@@ -197,6 +197,7 @@ struct HopperProduct {
     __device__ int stages_of(const Params&, int) const { return inner_count; }
     __device__ int rows_end(const Params& p) const { return p.m; }
   };
+  static_assert(!Tile::kInParts || kGroups == Groups::none);
   using Work = std::conditional_t<kGroups == Groups::none, AllTiles, GroupTiles<HopperProduct>>;
 
   // A position in the ring of stages.
