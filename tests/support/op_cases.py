@@ -19,9 +19,12 @@ OPS = discover.builtin_names()
 TWINS = {
     "bias_dropout_residual": "dropout",
     "bias_gelu": "scale_bias_relu",
+    "gated_linear": "linear",
     "geglu": "reglu",
     "layer_norm": "rms_norm",
+    "linear_dact": "linear",
     "log_softmax": "softmax",
+    "mlp": "linear",
     "swiglu": "reglu",
 }
 SIMULATED = [name for name in OPS if name not in TWINS]

@@ -252,17 +252,17 @@ def validate(
                 "holds both biases"
             )
     rows, hidden = up_weight.shape[0], down_weight.shape[1]
+    if gate_weight is not None and rows != hidden:
+        raise ValueError(
+            f"{name}: with gate_weight, up_weight must make the {hidden} values that down_weight "
+            f"takes; got up_weight {tuple(up_weight.shape)} and down_weight "
+            f"{tuple(down_weight.shape)}"
+        )
     if rows != hidden and not is_gated(up_weight, down_weight, None):
         raise ValueError(
             f"{name}: up_weight makes {rows} values, but down_weight takes {hidden}: the first dim "
             "of up_weight must be the last one of down_weight, or twice that if it holds gate and "
             f"up; got up_weight {tuple(up_weight.shape)} and down_weight "
-            f"{tuple(down_weight.shape)}"
-        )
-    if gate_weight is not None and rows != hidden:
-        raise ValueError(
-            f"{name}: with gate_weight, up_weight must make the {hidden} values that down_weight "
-            f"takes; got up_weight {tuple(up_weight.shape)} and down_weight "
             f"{tuple(down_weight.shape)}"
         )
     products.check_dtype("mlp", x, "down_weight", down_weight)
@@ -403,6 +403,7 @@ def mlp(
         tf32: multiply float32 as TF32, see :func:`opforge.linear`.
     """
     code = products.code_of("mlp", activation)
+    products.validate_options("mlp", code, tf32, x.dtype)  # kernels ignore what is no option
     first = x, up_weight, down_weight, up_bias, down_bias, gate_weight, gate_bias
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in first)
     y: Tensor = op(*first, residual, code, tf32, save)
