@@ -541,7 +541,10 @@ ALONE = {"wrong_early_sums"}
 NAMED = {
     "wrong_box": ("misaligned: .*shared memory is 128 bytes past a multiple of 1024", False),
     "wrong_base": ("misaligned: .*shared memory is 128 bytes past a multiple of 1024", False),
-    "wrong_column": ("tile-place: .*column 3, row 0; columns begin at multiples of 16 bytes", False),
+    "wrong_column": (
+        "tile-place: .*column 3, row 0; columns begin at multiples of 16 bytes",
+        False,
+    ),
     "wrong_row": ("tile-place: .*column 0, row -2; what is stored begins in the matrix", False),
     "wrong_room": ("out-of-bounds: .*of 8192 bytes, more than there are from shared", False),
     "wrong_unpublished": (r"missing-fence: .*without publish_barriers\(\) after it", False),
@@ -618,7 +621,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(folder: Path, machine: str) -> Run:
     function = opforge.load(folder)
 
-    def call(a: Any, b: Any, kernel: str = "", threads: int = 128, cluster: int = 1, **how: Any) -> Any:
+    def call(
+        a: Any, b: Any, kernel: str = "", threads: int = 128, cluster: int = 1, **how: Any
+    ) -> Any:
         args = KERNELS.index(kernel) + 1 if kernel else 0, threads, cluster
         if machine == "cuda":
             return function(a.cuda(), b.cuda(), *args).cpu()
@@ -712,7 +717,8 @@ def test_rounding_to_tf32(call: Run) -> None:
     a[0, :5, 0] = torch.tensor([1 + ulp / 2, -1 - 1.5 * ulp, 3.4e38, torch.inf, torch.nan])
     b = torch.eye(32)[None]
     y = call(a, b)[0, :64, :32]
-    assert y[0, 0] == 1 and y[1, 0] == -1 - 2 * ulp  # ties to even
+    assert y[0, 0] == 1
+    assert y[1, 0] == -1 - 2 * ulp
     assert torch.equal(y[5:], to_tf32(a[0, 5:]))
     assert y[3:5].isnan().any(1).all()  # inf * 0
 
@@ -741,7 +747,9 @@ def test_maps_that_the_driver_refuses(simulated: Run) -> None:
         (odd, "from a row to the next there are 130 bytes"),
         (x[:, :0], "extents are from 1"),
     ]:
-        with pytest.raises(SimulationError, match=f"tensor-map: .* x .* elements of 2 bytes: {said}"):
+        with pytest.raises(
+            SimulationError, match=f"tensor-map: .* x .* elements of 2 bytes: {said}"
+        ):
             simulated(wrong, x)
 
 

@@ -48,7 +48,9 @@ def quantise(x: Tensor, dtype: torch.dtype, per_row: bool) -> tuple[Tensor, Tens
         size = size.reshape(1, -1)
     largest = size.amax(1) if size.shape[1] else size.new_zeros(size.shape[0])
     bounded = largest.clamp(min=_LEAST)
-    limit = torch.full_like(bounded, most)  # torch divides by a number, or a number, in two roundings
+    limit = torch.full_like(
+        bounded, most
+    )  # torch divides by a number, or a number, in two roundings
     scale = (bounded / limit).masked_fill(largest == 0, 1.0)
     inverse = (limit / bounded).masked_fill(largest == 0, 1.0)
     bits = (x * inverse.unsqueeze(1)).clamp(-most, most).to(dtype).view(torch.uint8)

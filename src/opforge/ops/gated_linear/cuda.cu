@@ -1,29 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <opforge/families/product/choice.h>
 #include <opforge/families/product/cuda_gate.h>
 #include <opforge/families/product/cuda_host.h>
-#include <opforge/families/product/tiles.h>
 
 #include "gated_linear.h"
-#include "kernel.cuh"
 
 namespace opforge {
 
 namespace {
 
-using GatedUnit = Unit<bool(const ProductCall&, Activation)>;
-
 bool run_unit(const ProductCall& call, Activation activation, bool keeps) {
-  static GatedUnit large("large"), large_kept("large_kept"), turns("turns"),
-      turns_kept("turns_kept"), split("split"), tf32("tf32"), tf32_kept("tf32_kept");
-  if (call.dtype == DType::f32) return (keeps ? tf32_kept : tf32)(call, activation);
-  if (keeps) {
-    return choose_tile<GatedUnit>(
-        {{&large_kept, 256, 128, 2, 1, 1.0}, {&turns_kept, 256, 64, 2, 1, 1.1}}, call)(call,
-                                                                                       activation);
-  }
-  return choose_tile<GatedUnit>(
-      {{&large, 256, 128, 2, 1, 1.0}, {&turns, 256, 64, 2, 1, 1.1}, {&split, 64, 64, 4, 4, 1.5}},
-      call)(call, activation);
+  using Tile = ProductTile<Activation>;
+  static Unit<bool(const ProductCall&, const Activation&)> large("large"), large_kept("large_kept"),
+      turns("turns"), turns_kept("turns_kept"), split("split"), tf32("tf32"),
+      tf32_kept("tf32_kept");
+  static const Tile all[] = {
+      {&large, 256, 128, 2, 1, 1.0}, {&turns, 256, 64, 2, 1, 1.1}, {&split, 64, 64, 4, 4, 1.5}};
+  static const Tile all_kept[] = {{&large_kept, 256, 128, 2, 1, 1.0},
+                                  {&turns_kept, 256, 64, 2, 1, 1.1}};
+  static const Tile all_tf32[] = {{&tf32, 256, 64, 2, 1, 1.0}};
+  static const Tile all_tf32_kept[] = {{&tf32_kept, 256, 64, 2, 1, 1.0}};
+  std::span<const Tile> tiles = all;
+  if (keeps) tiles = all_kept;
+  if (call.dtype == DType::f32) tiles = all_tf32;
+  if (call.dtype == DType::f32 && keeps) tiles = all_tf32_kept;
+  return run_chosen(tiles, call, activation);
 }
 
 // y, and z if it is kept. False where there is no kernel for it.

@@ -1,26 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <opforge/families/product/choice.h>
 #include <opforge/families/product/cuda_finish.h>
 #include <opforge/families/product/cuda_gate.h>
 #include <opforge/families/product/cuda_host.h>
-#include <opforge/families/product/tiles.h>
 #include <opforge/host/partial_sums.h>
 
-#include "kernel.cuh"
 #include "linear_dact.h"
 
 namespace opforge {
 
 namespace {
 
-using DactUnit = Unit<bool(const ProductCall&, Activation)>;
-
 bool run_unit(const ProductCall& call, Activation activation, bool gated) {
-  static DactUnit large("large"), turns("turns"), tf32("tf32"), gated_turns("gated_turns"),
-      gated_tf32("gated_tf32");
-  if (call.dtype == DType::f32) return (gated ? gated_tf32 : tf32)(call, activation);
-  if (gated) return gated_turns(call, activation);
-  return choose_tile<DactUnit>({{&large, 256, 256, 2, 1, 1.0}, {&turns, 256, 128, 2, 1, 1.1}},
-                               call)(call, activation);
+  using Tile = ProductTile<Activation>;
+  static Unit<bool(const ProductCall&, const Activation&)> large("large"), turns("turns"),
+      tf32("tf32"), gated_turns("gated_turns"), gated_tf32("gated_tf32");
+  static const Tile one[] = {{&large, 256, 256, 2, 1, 1.0}, {&turns, 256, 128, 2, 1, 1.1}};
+  static const Tile pair[] = {{&gated_turns, 256, 128, 2, 1, 1.0}};
+  static const Tile one_tf32[] = {{&tf32, 256, 128, 2, 1, 1.0}};
+  static const Tile pair_tf32[] = {{&gated_tf32, 256, 128, 2, 1, 1.0}};
+  std::span<const Tile> tiles = one;
+  if (gated) tiles = pair;
+  if (call.dtype == DType::f32) tiles = one_tf32;
+  if (call.dtype == DType::f32 && gated) tiles = pair_tf32;
+  return run_chosen(tiles, call, activation);
 }
 
 // The operand whose outer indices are the columns of weight: as it lies if its rows are contiguous.

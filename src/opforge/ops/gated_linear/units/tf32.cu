@@ -3,7 +3,7 @@
 
 namespace opforge {
 
-static bool run(const ProductCall& call, Activation activation) {
+static bool run(const ProductCall& call, const Activation& activation) {
   return run_gated<float, false, HopperTile<128, 128, 2, false, 2>>(call, activation);
 }
 
