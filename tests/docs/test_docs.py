@@ -99,7 +99,7 @@ def test_a_new_op_needs_no_edit_outside_its_folder(tmp_path: Path) -> None:
     assert "Not measured yet." in page
     assert "Not checked yet." in page
     assert "[`ramp(x)`](docs/ops/ramp.md) | y = max(x, 0)" in (tree / "README.md").read_text()
-    assert "Other: [ramp](ops/ramp.md)" in (tree / "docs" / "README.md").read_text()
+    assert "[ramp](ops/ramp.md)" in (tree / "docs" / "README.md").read_text()
     assert "(ops/ramp.md)" in (tree / "docs" / "benchmarks.md").read_text()
     run("-m", "opforge.registration.stubs")
     stubs = tree / "src" / "opforge" / "__init__.pyi"

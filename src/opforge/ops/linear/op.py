@@ -7,7 +7,6 @@ which says as much and which the next layer holds anyway.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -107,11 +106,7 @@ def validate(
 ) -> None:
     """The shapes and dtypes fit, and the options make sense."""
     products.validate_linear("linear", x, weight, bias, residual)
-    products.validate_options("linear", activation, tf32, x.dtype)
-    if not math.isfinite(scale):
-        raise ValueError(f"opforge.linear: scale must be finite, got {scale}")
-    if any(limit is not None and math.isnan(limit) for limit in (low, high)):
-        raise ValueError(f"opforge.linear: the limits of clamp must not be NaN, got {(low, high)}")
+    products.validate_options("linear", activation, tf32, x.dtype, scale, low, high)
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
@@ -206,6 +201,8 @@ def linear(
     """
     code = products.code_of("linear", activation)
     low, high = products.limits_of("linear", clamp)
+    # Kernels ignore an option that does not apply.
+    products.validate_options("linear", code, tf32, x.dtype, scale, low, high)
     save = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, weight, bias)
     )
