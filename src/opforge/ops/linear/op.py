@@ -7,11 +7,12 @@ which says as much and which the next layer holds anyway.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from opforge.op import FLOATS, Backward, Build, Make, Op
 from opforge.ops.families import products
@@ -135,8 +136,36 @@ def sized(make: Make, rows: int, cols: int, features: int | None = None) -> dict
     inputs = make(rows, k), make(cols, k), make(cols), None
     return {
         name: (*inputs, products.NAMES.index(name), 1.0, None, None, False, False)
-        for name in ("relu", "gelu", "silu")
+        for name in ("relu", "gelu", "gelu_tanh", "silu")
     }
+
+
+def cublaslt() -> Callable[..., Tensor]:
+    """The library's product with bias and activation in its epilogue. torch has no gradient of it.
+
+    Its gelu is the approximation by tanh.
+    """
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor, activation: int) -> Tensor:
+        name = products.NAMES[activation]
+        if name not in ("relu", "gelu_tanh"):
+            raise NotImplementedError(f"torch reaches no epilogue of cuBLASLt with {name}")
+        y: Tensor = torch._addmm_activation(bias, x, weight.t(), use_gelu=name != "relu")
+        return y
+
+    return run
+
+
+def max_autotune() -> Callable[..., Tensor]:
+    """The formula by torch.compile, which may also try products of Triton."""
+
+    def formula(x: Tensor, weight: Tensor, bias: Tensor, activation: int) -> Tensor:
+        return products.ACTIVATIONS[products.NAMES[activation]](functional.linear(x, weight, bias))
+
+    compiled: Callable[..., Tensor] = torch.compile(
+        formula, mode="max-autotune-no-cudagraphs", dynamic=False
+    )
+    return lambda x, weight, bias, activation: compiled(x, weight, bias, activation)
 
 
 def unsaved(
@@ -166,6 +195,7 @@ op = Op(
     operations=lambda x, weight: 2 * x.numel() * weight.shape[0],
     product=lambda x, weight: (products.rows_of(x), weight.t()),
     sized=sized,
+    peers={"cuBLASLt": cublaslt, "max-autotune": max_autotune},
     rowwise=True,
     autocast="promote",
     build=Build(archs=["9.0a"], by_dtype=["cuda"], on_demand=["units/*.cu"]),
