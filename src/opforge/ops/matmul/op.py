@@ -65,8 +65,10 @@ def composed_backward(
     needs_a: bool,
     needs_b: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Two products by the same kernel."""
+    """Two products by the same kernel, or if they have another dtype, by the best one."""
     product, nothing = below("matmul"), no_tensor(grad_y)
+    if not takes(KERNELS[kernel], grad_y.dtype, tf32):  # a check compares with float64
+        kernel, tf32 = 0, False
     return (
         product(grad_y, b.mT, kernel, tf32) if needs_a else nothing,
         product(a.mT, grad_y, kernel, tf32) if needs_b else nothing,
@@ -123,8 +125,7 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
 
     def by(name: str | None) -> tuple[int, bool]:
         tf32 = make.dtype == torch.float32 and name in ("mma", "hopper")
-        known = takes(name, make.dtype, tf32)
-        return KERNELS.index(name if known else None), tf32
+        return KERNELS.index(name if takes(name, make.dtype, tf32) else None), tf32
 
     yield make(18, 7), make(7, 35), *by("naive")
     yield make(9, 33), make(33, 40), *by("coalesced")
@@ -172,7 +173,6 @@ op = Op(
     product=lambda a, b: (a, b),
     sized=sized,
     rowwise=True,
-    autocast="promote",
     build=Build(archs=["9.0a"], by_dtype=["cuda"], on_demand=["units/*.cu"]),
 )
 
