@@ -13,16 +13,22 @@ from opforge.op import Op, files_of
 # A pattern, its name and what to do. The message names the first one that matches a line.
 _CONSTRUCTS = [
     (r"\bwgmma\b(?!\.h\b)", "wgmma", "use warpgroup_multiply() of opforge/core/wgmma.h"),
-    (r"\b(?:mma\.sync|wmma|tcgen05)\b", "tensor-core instructions", "they run on a GPU only"),
+    (
+        r"\bmma\.sync\b",
+        "tensor-core instructions",
+        "use warp_multiply() of opforge/core/mma.h",
+    ),
+    (r"\bwmma::", "tensor-core instructions", "use opforge/core/wmma.h"),
+    (r"\btcgen05\b", "tensor-core instructions", "they run on a GPU only"),
     (r"#\s*include\s*[<\"]cu(?:te|tlass)/", "CUTLASS", "kernels built on it run on a GPU only"),
-    (r"#\s*include\s*<mma\.h>", "tensor-core instructions", "they run on a GPU only"),
+    (r"#\s*include\s*<mma\.h>", "tensor-core instructions", "use opforge/core/wmma.h"),
     (r"#\s*include\s*<cuda_(?:fp16|bf16)\.h>", "CUDA's half types", "use opforge/core/types.h"),
     (r"<<<", "<<<…>>>", "launch through opforge::launch"),
     (r"\b__shared__\b", "a bare __shared__", "take shared memory from opforge::shared<Struct>()"),
     (
         r"\bcp\.async\b|\b__pipeline_",
         "asynchronous copies",
-        "use bulk_copy() of opforge/core/async.h",
+        "use piece_copy() of opforge/core/pieces.h, or bulk_copy() of opforge/core/async.h",
     ),
     (r"\bmbarrier\b", "mbarriers", "use Barrier of opforge/core/async.h"),
     (

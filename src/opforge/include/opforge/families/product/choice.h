@@ -168,9 +168,9 @@ extern "C" __attribute__((visibility("default"), weak)) void opforge_set_choices
 extern "C" __attribute__((visibility("default"), weak)) const char* opforge_record_products(
     int start) {
   static std::string result;                       // unreached: only opforge.tune calls it
-  auto& known = opforge::detail::product_choices;  // unreached
-  const std::lock_guard hold(known.lock);          // unreached
-  known.records = start != 0;                      // unreached
-  result = std::exchange(known.recorded, {});      // unreached
-  return result.c_str();                           // unreached
+  auto& known = opforge::detail::product_choices;  // unreached: as above
+  const std::lock_guard hold(known.lock);          // unreached: as above
+  known.records = start != 0;                      // unreached: as above
+  result = std::exchange(known.recorded, {});      // unreached: as above
+  return result.c_str();                           // unreached: as above
 }

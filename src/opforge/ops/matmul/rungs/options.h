@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rungs by number, as in op.py, and what units take. Includes no torch header.
+#pragma once
+
+#include <opforge/core/unit.h>
+#include <opforge/families/product/call.h>
+
+namespace opforge {
+
+enum class Rung { best, naive, coalesced, tiled, registers, wmma, mma, hopper };
+
+// Nothing follows the product; families/product/choice.h asks for a type.
+struct MatmulOptions {};
+
+using MatmulUnit = Unit<bool(const ProductCall&, const MatmulOptions&)>;
+
+}  // namespace opforge

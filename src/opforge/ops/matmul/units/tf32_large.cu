@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "../rungs/hopper.cuh"
+
+namespace opforge {
+
+static bool run(const ProductCall& call, const MatmulOptions&) {
+  return run_hopper_rung<float, HopperTile<128, 128, 2, false, 2>, Major::inner, Major::inner>(
+      call);
+}
+
+}  // namespace opforge
+
+OPFORGE_UNIT(tf32_large, opforge::run)
