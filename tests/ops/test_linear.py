@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""linear beside the rows of `opforge check`: against torch in float64, its options, what is kept, how
-many kernels run, and what is refused."""
+"""linear beside the rows of `opforge check`: against torch in float64, its options, what is kept,
+how many kernels run, and what is refused."""
 
 from __future__ import annotations
 
