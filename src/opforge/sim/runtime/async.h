@@ -2,6 +2,7 @@
 // Barriers with phases, and copies that land later: what a cluster has of them.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <string>
@@ -57,11 +58,25 @@ struct NamedBarrier {
   shadow::Knowledge telling;
 };
 
+// The piece_copy()s of a thread that it has not waited for.
+struct Pieces {
+  struct Piece {
+    void* to;
+    const void* from;
+    uint32_t bytes;  // the rest of 16 is zeros
+    uint32_t group;
+  };
+  uint32_t engine = 0;
+  uint32_t committed = 0;  // groups
+  std::deque<Piece> flying;
+};
+
 struct Async {
   std::map<uintptr_t, Barrier> barriers;
   std::map<std::pair<const Block*, int>, NamedBarrier> named;
   std::map<std::pair<const Block*, int>, WarpGroup> groups;  // those that multiply
   std::map<const Fiber*, Stores> stores;
+  std::map<const Fiber*, Pieces> pieces;
   std::vector<Copy> copies;  // in flight
 };
 

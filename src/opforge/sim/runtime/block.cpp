@@ -38,8 +38,9 @@ int vote(const Block& b, Vote kind) {
 
 std::string waits_for(const Fiber& f) {
   static const char* const kOperations[] = {
-      "__syncwarp",    "__shfl_sync", "__shfl_up_sync", "__shfl_down_sync", "__shfl_xor_sync",
-      "__ballot_sync", "__all_sync",  "__any_sync",     "__match_any_sync", "__reduce_sync"};
+      "__syncwarp",       "__shfl_sync",   "__shfl_up_sync", "__shfl_down_sync",
+      "__shfl_xor_sync",  "__ballot_sync", "__all_sync",     "__any_sync",
+      "__match_any_sync", "__reduce_sync", "warp_multiply"};
   std::string text;
   if (f.state == State::at_barrier) {
     text = "at the barrier ";

@@ -21,15 +21,6 @@ namespace {
 
 uintptr_t number(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
-void check_aligned(const void* address, size_t alignment, const char* what, const void* pc) {
-  if (number(address) % alignment == 0) return;
-  refuse_copy("misaligned",
-              std::string("whose address in ") + what + " is " +
-                  std::to_string(number(address) % alignment) + " bytes past a multiple of " +
-                  std::to_string(alignment),
-              pc);
-}
-
 // Of whole bytes, not of tiles.
 void check(const void* global, const void* shared, uint32_t bytes, bool writes, const void* pc) {
   check_aligned(shared, 16, "shared memory", pc);
@@ -66,6 +57,15 @@ void land(Worker& w, size_t which) {
 void refuse_copy(const char* kind, const std::string& why, const void* pc) {
   report(kind, name_of(*worker->running) + " asks for a bulk copy " + why, pc);
   abandon();
+}
+
+void check_aligned(const void* address, size_t alignment, const char* what, const void* pc) {
+  if (number(address) % alignment == 0) return;
+  refuse_copy("misaligned",
+              std::string("whose address in ") + what + " is " +
+                  std::to_string(number(address) % alignment) + " bytes past a multiple of " +
+                  std::to_string(alignment),
+              pc);
 }
 
 void check_shared_of_copy(const void* shared, size_t bytes, size_t alignment, const void* pc) {

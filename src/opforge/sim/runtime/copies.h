@@ -11,6 +11,7 @@ namespace opforge::sim {
 
 [[noreturn]] void refuse_copy(const char* kind, const std::string& why, const void* pc);
 
+void check_aligned(const void* address, size_t alignment, const char* what, const void* pc);
 // Shared memory of the current block, at a multiple of `alignment`, where `bytes` have room.
 void check_shared_of_copy(const void* shared, size_t bytes, size_t alignment, const void* pc);
 // Global memory, to be written or read.

@@ -25,11 +25,12 @@ struct Access {
   uint32_t stamp = 0;
   uint32_t lanes = 0;  // of the warp; of a copy its engine
   // Of many warps another thread or a group, of many blocks another moment, of a copy whether it
-  // was sent or is a product.
+  // was sent, is a product or a piece.
   uint32_t second = 0;
-  static constexpr uint32_t kSent = 1, kProduct = 2;
+  static constexpr uint32_t kSent = 1, kProduct = 2, kPiece = 3;
 
   bool sent() const { return copy && second == kSent; }
+  bool piece() const { return copy && second == kPiece; }
   bool multiplied() const { return copy && second == kProduct; }
   bool operator==(const Access&) const = default;
 };

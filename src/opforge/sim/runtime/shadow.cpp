@@ -24,10 +24,12 @@ const char* const kVerbs[] = {" reads ",
                               " asks for a bulk copy to ",
                               " asks for a bulk copy from ",
                               " sends to ",
-                              " multiplies what is in "};
+                              " multiplies what is in ",
+                              " asks for a piece_copy() to "};
 
 std::string why_not_over(const Access& copy, bool wrote) {
   if (copy.multiplied()) return "without warpgroup_wait() before it";
+  if (copy.piece()) return "without piece_wait() by that thread before it";
   if (!wrote) return "without bulk_wait_read() before it";
   if (copy.stamp == Engine::kNever) return "which is seen in later kernels only";
   const std::string early = copy.sent() ? "sent" : "asked for";
@@ -62,6 +64,7 @@ void report_race(Worker& w, const Fiber& f, uintptr_t address, Kind kind, const 
   const char* did = sent ? "sent" : other_wrote ? "wrote" : "read";
   const std::string text = sim::name_of(f) + kVerbs[int(kind)] + memory_at(w, address) + " that " +
                            (copy && other.multiplied() ? "a product of "
+                            : copy && other.piece()    ? "a piece_copy() of "
                             : copy && !sent            ? "a bulk copy of "
                                                        : "") +
                            shadow::name_of(other, f, !other_wrote) + " " + did + ", " + reason;
@@ -135,7 +138,8 @@ void fresh_shared(const void* address, size_t bytes) {
 void access(uintptr_t address, size_t bytes, Kind kind, const void* pc, const Engine* engine) {
   Worker& w = *worker;
   const Fiber& f = *w.running;
-  const bool writes = kind == Kind::write || kind == Kind::copy_to || kind == Kind::send;
+  const bool writes =
+      kind == Kind::write || kind == Kind::copy_to || kind == Kind::send || kind == Kind::piece;
   const bool reads = kind == Kind::read || kind == Kind::copy_from || kind == Kind::multiply;
   Access mine;
   mine.pc = reinterpret_cast<uintptr_t>(pc);
@@ -144,6 +148,7 @@ void access(uintptr_t address, size_t bytes, Kind kind, const void* pc, const En
   mine.copy = engine != nullptr;
   if (kind == Kind::send) mine.second = Access::kSent;
   if (kind == Kind::multiply) mine.second = Access::kProduct;
+  if (kind == Kind::piece) mine.second = Access::kPiece;
   mine.stamp = engine ? engine->phase : f.block->warps[size_t(f.warp())].clock;
   mine.lanes = engine ? engine->number : 1u << f.lane();
   if (kind == Kind::write || w.blocks.size() > 1) {
@@ -158,7 +163,8 @@ void access(uintptr_t address, size_t bytes, Kind kind, const void* pc, const En
     check(cell.write, true);
     if (writes || reads) check(cell.atomic, true);
     if (!reads) check(cell.read, false);
-    if (engine && kind != Kind::send) check_fenced(w, f, at, kind, pc, cell.write);
+    if (engine && kind != Kind::send && kind != Kind::piece)
+      check_fenced(w, f, at, kind, pc, cell.write);
     if (!writes && kind != Kind::barrier && !cell.written()) check_written(w, f, at, size, pc);
     if (writes) {
       cell = {mine, {}, {}};

@@ -15,7 +15,7 @@
 
 namespace opforge::sim::shadow {
 
-enum class Kind { read, write, atomic, barrier, copy_to, copy_from, send, multiply };
+enum class Kind { read, write, atomic, barrier, copy_to, copy_from, send, multiply, piece };
 
 // Makes asynchronous copies, or products. They are over for threads that know that their barrier's
 // phase is.

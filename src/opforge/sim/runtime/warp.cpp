@@ -74,6 +74,7 @@ uint64_t outcome(const Fiber& f, const Fiber* lanes, uint32_t present) {
   }
   switch (f.offer.operation) {
     case Lanes::sync:
+    case Lanes::multiply:
       return 0;
     case Lanes::ballot:
       return yes;
@@ -104,6 +105,32 @@ uint64_t outcome(const Fiber& f, const Fiber* lanes, uint32_t present) {
   }
 }
 
+// The product of the warp, for each lane its 4 sums. Lanes hold rows of a and columns of b in
+// groups of four, 4 bytes each, as ldmatrix gives them.
+void multiply(const Fiber* lanes) {
+  constexpr int kRows = 16, kCols = 8, kMostInner = 16;
+  const auto part = [&](int lane) {
+    return reinterpret_cast<const WarpProduct*>(uintptr_t(lanes[lane].offer.value));
+  };
+  const int inner = part(0)->inner, half = inner / 2;
+  float a[kRows][kMostInner], b[kCols][kMostInner];
+  const auto read = [&](const uint32_t* word, bool upper, int t, float* row) {
+    part(0)->widen(word, row + (upper ? half : 0) + t * (half / 4), half / 4);
+  };
+  for (int lane = 0; lane < kWarp; ++lane) {
+    const int g = lane / 4, t = lane % 4;
+    for (int i = 0; i < 4; ++i) read(part(lane)->a + i, i / 2 != 0, t, a[g + i % 2 * 8]);
+    for (int i = 0; i < 2; ++i) read(part(lane)->b + i, i != 0, t, b[g]);
+  }
+  for (int lane = 0; lane < kWarp; ++lane) {
+    for (int i = 0; i < 4; ++i) {
+      const float *x = a[lane / 4 + i / 2 * 8], *y = b[lane % 4 * 2 + i % 2];
+      float& sum = part(lane)->sums[i];
+      for (int k = 0; k < inner; ++k) sum += x[k] * y[k];
+    }
+  }
+}
+
 }  // namespace
 
 void try_complete(Block& b, int warp, int at) {
@@ -116,6 +143,15 @@ void try_complete(Block& b, int warp, int at) {
     if ((present >> i & 1) &&
         (lanes[i].offer.operation != wanted.operation || lanes[i].offer.mask != wanted.mask)) {
       return;  // never completes: reported when nothing else can run
+    }
+  }
+  if (wanted.operation == Lanes::multiply) {
+    if (present == 0xffffffffu) {
+      multiply(lanes);
+    } else {
+      report("shuffle",
+             name_of(lanes[at]) + " multiplies with its warp, of which some lanes have exited",
+             lanes[at].site.pc);
     }
   }
   for (int i = 0; i < kWarp; ++i) {

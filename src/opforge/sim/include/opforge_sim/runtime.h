@@ -31,10 +31,32 @@ OPFORGE_SIM_API void* dynamic_shared(size_t alignment);  // as much as the launc
 enum class Vote { none, all, any, count };
 OPFORGE_SIM_API int block_barrier(Vote vote, int predicate, const Where& where);
 
-enum class Lanes { sync, shuffle, up, down, exclusive_or, ballot, all, any, match, reduce };
+enum class Lanes {
+  sync,
+  shuffle,
+  up,
+  down,
+  exclusive_or,
+  ballot,
+  all,
+  any,
+  match,
+  reduce,
+  multiply
+};
 enum class Reduce { add, min, max, bit_and, bit_or, bit_xor, min_signed, max_signed };
 
-// What a lane brings to an operation of its warp. For shuffles `argument` is the source lane, the
+// A lane's part of a product of its warp (opforge/core/mma.h): 16 rows of a times 8 columns of b,
+// along 32 bytes of the inner dim.
+struct WarpProduct {
+  float* sums;            // 4
+  const uint32_t *a, *b;  // 4 and 2 registers
+  void (*widen)(const void* from, float* to, int count);
+  int inner;  // elements
+};
+
+// What a lane brings to an operation of its warp. For products `value` is the address of its
+// WarpProduct. For shuffles `argument` is the source lane, the
 // distance or the lane mask; for reductions it is a Reduce.
 struct Offer {
   Lanes operation;
@@ -74,6 +96,10 @@ OPFORGE_SIM_API void bulk_store(void* to, const void* from, uint32_t bytes);
 OPFORGE_SIM_API void bulk_commit();
 OPFORGE_SIM_API void bulk_wait_read(int groups);
 OPFORGE_SIM_API void fence_for_copies();
+// Of opforge/core/pieces.h.
+OPFORGE_SIM_API void piece_copy(void* to, const void* from, uint32_t bytes);
+OPFORGE_SIM_API void piece_commit();
+OPFORGE_SIM_API void piece_wait(int groups);
 
 OPFORGE_SIM_API void await_previous();
 OPFORGE_SIM_API void release_next();

@@ -26,6 +26,11 @@ OPFORGE_SIM_INLINE T reduce(Reduce how, unsigned mask, T value, const Where& whe
   return T(uint32_t(warp({Lanes::reduce, mask, uint32_t(value), int(how), 32}, where)));
 }
 
+OPFORGE_SIM_INLINE void warp_multiply(const WarpProduct& part,
+                                      const Where& where = Where::current()) {
+  warp({Lanes::multiply, 0xffffffffu, reinterpret_cast<uintptr_t>(&part), 0, 32}, where);
+}
+
 }  // namespace opforge::sim
 
 #define OPFORGE_SIM_HERE ::std::source_location where = ::std::source_location::current()
