@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "../kernel.cuh"
+
+namespace opforge {
+
+static bool run(const ProductCall& call, const Activation& activation) {
+  return run_gated_ampere_short<true>(call, activation);
+}
+
+}  // namespace opforge
+
+OPFORGE_UNIT(ampere_kept, opforge::run)

@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "../kernel.cuh"
+
+namespace opforge {
+
+static bool run(const ProductCall& call, const Activation& activation) {
+  return run_dact_ampere_short<GatedDactEpilogue>(call, activation);
+}
+
+}  // namespace opforge
+
+OPFORGE_UNIT(ampere_gated, opforge::run)
