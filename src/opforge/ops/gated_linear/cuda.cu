@@ -26,6 +26,7 @@ bool run_unit(const ProductCall& call, Activation activation, bool keeps) {
                                     {&ampere_kept, 128, 64, 1, 1, 1.0},
                                     {&ampere_tf32, 128, 64, 1, 1, 1.0},
                                     {&ampere_tf32_kept, 128, 64, 1, 1, 1.0}};
+  // unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
   if (!is_hopper()) {
     const int which = (call.dtype == DType::f32 ? 2 : 0) + (keeps ? 1 : 0);
     return run_chosen(std::span(&all_ampere[which], 1), call, activation);

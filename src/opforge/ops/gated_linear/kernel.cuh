@@ -45,12 +45,14 @@ bool run_gated(const ProductCall& call, Activation activation) {
 }
 
 template <class T, bool keeps>
+// unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
 bool run_gated_ampere(const ProductCall& call, Activation activation) {
   using Epilogue = GatedEpilogue<T, keeps>;
   return run_ampere<AmpereProduct<T, Major::inner, Major::inner, Epilogue>>(call, {activation});
 }
 
 template <bool keeps>
+// unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
 bool run_gated_ampere_short(const ProductCall& call, Activation activation) {
   if (call.dtype == DType::f16) return run_gated_ampere<half, keeps>(call, activation);
   return run_gated_ampere<bfloat16, keeps>(call, activation);

@@ -27,12 +27,14 @@ bool run_linear_short(const ProductCall& call, const LinearOptions& options) {
 }
 
 template <class T, Major a, Major b>
+// unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
 bool run_linear_ampere(const ProductCall& call, const LinearOptions& options) {
   return run_ampere<AmpereProduct<T, a, b, LinearEpilogue<T>>>(call,
                                                                {options.finish, options.adds});
 }
 
 template <Major a, Major b>
+// unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
 bool run_linear_ampere_short(const ProductCall& call, const LinearOptions& options) {
   if (call.dtype == DType::f16) return run_linear_ampere<half, a, b>(call, options);
   return run_linear_ampere<bfloat16, a, b>(call, options);

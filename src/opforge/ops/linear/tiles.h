@@ -33,6 +33,7 @@ inline bool run_product(const ProductCall& call, const LinearOptions& options) {
                                 {&ampere_oo, 128, 128, 1, 1, 1.0},
                                 {&ampere_tf32, 128, 128, 1, 1, 1.0}};
   const bool a_inner = call.a.major == Major::inner, b_inner = call.b[0].major == Major::inner;
+  // unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
   if (!is_hopper()) {
     const int which = call.dtype == DType::f32 ? 4 : (a_inner ? 0 : 2) + (b_inner ? 0 : 1);
     return run_chosen(std::span(&ampere[which], 1), call, options);

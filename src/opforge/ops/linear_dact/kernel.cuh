@@ -74,6 +74,7 @@ bool run_dact_tf32(const ProductCall& call, Activation activation) {
 }
 
 template <template <class> class Epilogue>
+// unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
 bool run_dact_ampere_short(const ProductCall& call, Activation activation) {
   constexpr Major a = Major::inner, b = Major::outer;
   if (call.dtype == DType::f16) {
@@ -83,6 +84,7 @@ bool run_dact_ampere_short(const ProductCall& call, Activation activation) {
 }
 
 template <template <class> class Epilogue>
+// unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
 bool run_dact_ampere_tf32(const ProductCall& call, Activation activation) {
   constexpr Major inner = Major::inner;
   return run_ampere<AmpereProduct<float, inner, inner, Epilogue<float>>>(call, {activation});

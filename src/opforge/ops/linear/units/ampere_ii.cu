@@ -3,6 +3,7 @@
 
 namespace opforge {
 
+// unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
 static bool run(const ProductCall& call, const LinearOptions& options) {
   return run_linear_ampere_short<Major::inner, Major::inner>(call, options);
 }

@@ -3,6 +3,7 @@
 
 namespace opforge {
 
+// unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
 static bool run(const ProductCall& call, const Activation& activation) {
   return run_dact_ampere_tf32<DactEpilogue>(call, activation);
 }

@@ -167,11 +167,11 @@ extern "C" __attribute__((visibility("default"), weak)) void opforge_set_choices
 
 // With `start`, products are written down from now on. Without, returns what was.
 extern "C" __attribute__((visibility("default"), weak)) const char* opforge_record_products(
-    int start) {
-  static std::string result;                       // unreached: only opforge.tune calls it
-  auto& known = opforge::detail::product_choices;  // unreached
-  const std::lock_guard hold(known.lock);          // unreached
-  known.records = start != 0;                      // unreached
-  result = std::exchange(known.recorded, {});      // unreached
-  return result.c_str();                           // unreached
+    int start) {  // unreached: only opforge.tune calls it
+  static std::string result;
+  auto& known = opforge::detail::product_choices;
+  const std::lock_guard hold(known.lock);
+  known.records = start != 0;
+  result = std::exchange(known.recorded, {});
+  return result.c_str();
 }
