@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""linear: y = clamp(scale * act(x weightᵀ + bias)) + residual, one kernel on Hopper GPUs.
+"""linear: y = clamp(scale * act(x weightᵀ + bias)) + residual, one kernel on GPUs since Ampere.
 
 For gradients it keeps the product before the activation, z. For a relu alone it keeps y instead,
 which says as much and which the next layer holds anyway.
