@@ -5,9 +5,9 @@
 #pragma once
 
 #include <opforge/core/unit.h>
-#include <opforge/families/product/ampere_launch.h>
 #include <opforge/families/product/hopper_launch.h>
 
+#include <opforge/families/product/ampere_launch.cuh>
 #include <opforge/families/product/epilogue.cuh>
 
 #include "options.h"
