@@ -147,6 +147,7 @@ def linear(
     scale: float = 1.0,
     clamp: tuple[float | None, float | None] | None = None,
     tf32: bool = False,
+    main_grad: Tensor | None = None,
 ) -> Tensor:
     """``clamp(scale * activation(x @ weight.T + bias)) + residual``."""
 

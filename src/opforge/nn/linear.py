@@ -24,6 +24,10 @@ class Linear(nn.Linear):
         activation: is applied to the result: None, "relu", "gelu", "gelu_tanh", "silu" or
             "sigmoid".
         tf32: multiply float32 as TF32, see :func:`opforge.linear`.
+        main_grad: each backward adds the gradient of the weight to the float32 tensor
+            ``weight.main_grad``, as in Megatron, and leaves ``weight.grad`` alone. The first
+            forward makes one of zeros if there is none. The optimizer has to read it, and to set it
+            to zero. See :func:`opforge.linear`.
     """
 
     def __init__(
@@ -36,18 +40,25 @@ class Linear(nn.Linear):
         *,
         activation: str | None = None,
         tf32: bool = False,
+        main_grad: bool = False,
     ) -> None:
         products.code_of("nn.Linear", activation)
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.activation, self.tf32 = activation, tf32
+        self.activation, self.tf32, self.main_grad = activation, tf32, main_grad
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """``activation(linear(x)) + residual``."""
-        return opforge.linear(x, self.weight, self.bias, self.activation, residual, tf32=self.tf32)
+        total = _main_grad(self.weight) if self.main_grad else None
+        return opforge.linear(
+            *(x, self.weight, self.bias, self.activation, residual),
+            tf32=self.tf32,
+            main_grad=total,
+        )
 
     def extra_repr(self) -> str:
         """The arguments that repr() shows."""
-        return super().extra_repr() + _shown(self.activation, None, self.tf32)
+        shown = super().extra_repr() + _shown(self.activation, None, self.tf32)
+        return shown + ", main_grad=True" * self.main_grad
 
 
 class MLP(nn.Module):
@@ -162,6 +173,15 @@ class GatedMLP(nn.Module):
         """The arguments that repr() shows."""
         packed = ", packed=True" * self.packed
         return (_shown(self.activation, "silu", self.tf32) + packed).removeprefix(", ")
+
+
+def _main_grad(weight: Any) -> Tensor:
+    """``weight.main_grad``, zeros at first."""
+    if getattr(weight, "main_grad", None) is None:
+        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        weight.main_grad = torch.zeros_like(weight, dtype=wide, requires_grad=False)
+    total: Tensor = weight.main_grad
+    return total
 
 
 def _shown(activation: str | None, usual: str | None, tf32: bool) -> str:

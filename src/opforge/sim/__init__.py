@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from opforge.errors import SimulationError
-    from opforge.sim.runtime import H200, Device, Traffic
+    from opforge.sim.runtime import A100, H200, Device, Traffic
     from opforge.sim.simulation import Call, active, run
 
-__all__ = ["H200", "Call", "Device", "SimulationError", "Traffic", "active", "run"]
+__all__ = ["A100", "H200", "Call", "Device", "SimulationError", "Traffic", "active", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -38,9 +38,12 @@ class Device:
     shared_per_block: int = 49152
     most_shared_per_block: int = 232448  # with cudaFuncSetAttribute, which opforge::launch does
     blocks_per_cluster: int = 8
+    capability_major: int = 9  # the compute capability, which decides between kernels
+    capability_minor: int = 0
 
 
 H200 = Device()
+A100 = Device("A100", 108, most_shared_per_block=166912, capability_major=8)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from opforge.errors import RecordError, SimulationError
 from opforge.op import Op, as_tuple
 from opforge.registration.register import BELOW
 from opforge.sim import runtime
+from opforge.sim.runtime import A100 as A100
 from opforge.sim.runtime import H200, Device, Traffic
 
 Mode = Literal["plain", "race", "asan", "cover"]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from opforge import discover, settings
+from opforge.ops.families import products
 from opforge.ops.families.norms import no_tensor, wide_dtype
 from opforge.registration.arguments import can_look_at
 
@@ -192,7 +193,7 @@ class _Sum:
         self._empty = False
         for total, slab in zip(self._parts, d.split([len(p) for p in self._parts], 1), strict=True):
             if total.numel():
-                _add_product(total, slab, x, beta)
+                products.add_product(total, slab, x, beta)
 
     def result(self) -> Tensor:
         """The sum in the result dtype. It can be taken only once."""
@@ -216,19 +217,6 @@ class _Sum:
             done = end
         new[numbers : numbers + second.numel()] = second.view(-1)
         return new.set_(old.untyped_storage(), 0, self._shape, (self._shape[1], 1))
-
-
-def _add_product(total: Tensor, d: Tensor, x: Tensor, beta: int) -> None:
-    """Compute ``total = beta * total + d.T @ x`` in the dtype of the total, which may be wider."""
-    if total.dtype == x.dtype:
-        total.addmm_(d.t(), x, beta=beta)
-    elif total.device.type == "cuda":
-        torch.addmm(total, d.t(), x, beta=beta, out_dtype=total.dtype, out=total)
-    else:
-        # The CPU has no such product: multiply in float, an eighth of the classes at a time.
-        x, classes = x.to(total.dtype), -(-d.shape[1] // 8)
-        for slab, part in zip(total.split(classes), d.split(classes, 1), strict=True):
-            slab.addmm_(part.to(total.dtype).t(), x, beta=beta)
 
 
 def rows_of_chunk(input: Tensor, classes: int, pieces: int, low_memory: bool) -> int:

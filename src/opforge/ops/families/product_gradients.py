@@ -42,6 +42,15 @@ def of_linear(
     return grad_x, grad_weight
 
 
+def add_of_weight(total: Tensor, passed: Tensor, x: Tensor, tf32: bool) -> None:
+    """Add the gradient of weight to ``total``, in its dtype, given that of ``x weightᵀ``."""
+    if tf32:
+        _, grad_weight = of_linear(passed, x, total, True, False, True)
+        total += grad_weight
+    else:
+        products.add_product(total, products.rows_of(passed), products.rows_of(x))
+
+
 def of_gated(
     passed: Tensor,
     sums: Tensor,

@@ -81,6 +81,19 @@ def through(parts: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
     return total
 
 
+def add_product(total: Tensor, d: Tensor, x: Tensor, beta: int = 1) -> None:
+    """``total = beta * total + d.T @ x`` in the dtype of the total, which may be wider."""
+    if total.dtype == x.dtype:
+        total.addmm_(d.t(), x, beta=beta)
+    elif total.device.type == "cuda":
+        torch.addmm(total, d.t(), x, beta=beta, out_dtype=total.dtype, out=total)
+    else:
+        # The CPU has no such product: multiply in float, an eighth of the rows at a time.
+        x, rows = x.to(total.dtype), max(1, -(-d.shape[1] // 8))
+        for slab, part in zip(total.split(rows), d.split(rows, 1), strict=True):
+            slab.addmm_(part.to(total.dtype).t(), x, beta=beta)
+
+
 def validate_linear(
     op: str,
     x: Tensor,

@@ -20,6 +20,17 @@ bool run_unit(const ProductCall& call, Activation activation, bool keeps) {
                                   {&turns_kept, 256, 64, 2, 1, 1.1}};
   static const Tile all_tf32[] = {{&tf32, 256, 64, 2, 1, 1.0}};
   static const Tile all_tf32_kept[] = {{&tf32_kept, 256, 64, 2, 1, 1.0}};
+  static Unit<bool(const ProductCall&, const Activation&)> ampere("ampere"),
+      ampere_kept("ampere_kept"), ampere_tf32("ampere_tf32"), ampere_tf32_kept("ampere_tf32_kept");
+  static const Tile all_ampere[] = {{&ampere, 128, 64, 1, 1, 1.0},
+                                    {&ampere_kept, 128, 64, 1, 1, 1.0},
+                                    {&ampere_tf32, 128, 64, 1, 1, 1.0},
+                                    {&ampere_tf32_kept, 128, 64, 1, 1, 1.0}};
+  // unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
+  if (!is_hopper()) {
+    const int which = (call.dtype == DType::f32 ? 2 : 0) + (keeps ? 1 : 0);
+    return run_chosen(std::span(&all_ampere[which], 1), call, activation);
+  }
   std::span<const Tile> tiles = all;
   if (keeps) tiles = all_kept;
   if (call.dtype == DType::f32) tiles = all_tf32;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The units of gated_linear: families/product/hopper.cuh with two products, of the same tile of x
-// with a tile of each weight, and the gate as its epilogue. Bytes: x, both weights and y once, and
-// both products where they are kept. Operations: 4 m n k.
+// The units of gated_linear: families/product/hopper.cuh or ampere.cuh with two products, of the
+// same tile of x with a tile of each weight, and the gate as its epilogue. Bytes: x, both weights
+// and y once, and both products where they are kept. Operations: 4 m n k.
 #pragma once
 
 #include <opforge/core/unit.h>
 #include <opforge/families/product/hopper_launch.h>
 
 #include <opforge/families/product/activation.cuh>
+#include <opforge/families/product/ampere_launch.cuh>
 
 namespace opforge {
 
@@ -41,6 +42,20 @@ bool run_gated(const ProductCall& call, Activation activation) {
   using Epilogue = GatedEpilogue<T, keeps>;
   return run_hopper<HopperProduct<T, Tile, Major::inner, Major::inner, Epilogue>>(call,
                                                                                   {activation});
+}
+
+template <class T, bool keeps>
+// unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
+bool run_gated_ampere(const ProductCall& call, Activation activation) {
+  using Epilogue = GatedEpilogue<T, keeps>;
+  return run_ampere<AmpereProduct<T, Major::inner, Major::inner, Epilogue>>(call, {activation});
+}
+
+template <bool keeps>
+// unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
+bool run_gated_ampere_short(const ProductCall& call, Activation activation) {
+  if (call.dtype == DType::f16) return run_gated_ampere<half, keeps>(call, activation);
+  return run_gated_ampere<bfloat16, keeps>(call, activation);
 }
 
 template <bool keeps, class Tile>

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gated_linear: y = act(x gate_weightᵀ) * (x up_weightᵀ), both products in one kernel on Hopper.
+"""gated_linear: y = act(x gate_weightᵀ) * (x up_weightᵀ), both products in one kernel.
 
 The weights are two tensors, or one whose rows hold both. For gradients it keeps both products, the
 arguments of the gate, beside each other in z. The backward is made of other ops: the gradients of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""linear: y = clamp(scale * act(x weightᵀ + bias)) + residual, one kernel on Hopper GPUs.
+"""linear: y = clamp(scale * act(x weightᵀ + bias)) + residual, one kernel on GPUs since Ampere.
 
 For gradients it keeps the product before the activation, z. For a relu alone it keeps y instead,
 which says as much and which the next layer holds anyway.
@@ -17,6 +17,8 @@ from torch.nn import functional
 from opforge.op import FLOATS, Backward, Build, Make, Op
 from opforge.ops.families import products
 from opforge.ops.families.norms import no_tensor
+
+from . import main_grad as main_grads
 
 
 def reference(
@@ -212,6 +214,7 @@ def linear(
     scale: float = 1.0,
     clamp: tuple[float | None, float | None] | None = None,
     tf32: bool = False,
+    main_grad: Tensor | None = None,
 ) -> Tensor:
     """``clamp(scale * activation(x @ weight.T + bias)) + residual``.
 
@@ -228,6 +231,11 @@ def linear(
         clamp: limits (low, high) of the scaled value, each a number or None.
         tf32: multiply float32 as TF32: with 10 bits of the mantissa, many times as fast. Otherwise
             float32 products follow ``torch.backends.cuda.matmul``.
+        main_grad: a float32 tensor of the weight's shape (float64 for float64). Each backward adds
+            the gradient of ``weight`` to it, without rounding to 16 bits, and gives none to
+            ``weight``. That includes ``torch.autograd.grad`` of other tensors. Repeated runs have
+            the same bits. ``torch.compile`` leaves such a call out of its graph, and it can be
+            differentiated once.
     """
     code = products.code_of("linear", activation)
     low, high = products.limits_of("linear", clamp)
@@ -236,5 +244,13 @@ def linear(
     save = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, weight, bias)
     )
-    y: Tensor = op(x, weight, bias, residual, code, float(scale), low, high, tf32, save)
+    options = code, float(scale), low, high, tf32
+    y: Tensor
+    if main_grad is None:
+        y = op(x, weight, bias, residual, *options, save)
+        return y
+    validate(x, weight, bias, residual, *options)
+    main_grads.check(main_grad, weight)
+    by_y = uses_y(*options[:4], residual is not None)
+    y = main_grads.linear(main_grad, x, weight, bias, residual, options, by_y)
     return y

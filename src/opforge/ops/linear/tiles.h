@@ -25,7 +25,19 @@ inline bool run_product(const ProductCall& call, const LinearOptions& options) {
   static const Tile io[] = {{&io_large, 256, 256, 2, 1, 1.0}, {&io_turns, 256, 128, 2, 1, 1.1}};
   static const Tile oi[] = {{&oi_turns, 256, 128, 2, 1, 1.0}};
   static const Tile oo[] = {{&oo_large, 256, 256, 2, 1, 1.0}, {&oo_turns, 256, 128, 2, 1, 1.1}};
+  static LinearUnit ampere_ii("ampere_ii"), ampere_io("ampere_io"), ampere_oi("ampere_oi"),
+      ampere_oo("ampere_oo"), ampere_tf32("ampere_tf32");
+  static const Tile ampere[] = {{&ampere_ii, 128, 128, 1, 1, 1.0},
+                                {&ampere_io, 128, 128, 1, 1, 1.0},
+                                {&ampere_oi, 128, 128, 1, 1, 1.0},
+                                {&ampere_oo, 128, 128, 1, 1, 1.0},
+                                {&ampere_tf32, 128, 128, 1, 1, 1.0}};
   const bool a_inner = call.a.major == Major::inner, b_inner = call.b[0].major == Major::inner;
+  // unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
+  if (!is_hopper()) {
+    const int which = call.dtype == DType::f32 ? 4 : (a_inner ? 0 : 2) + (b_inner ? 0 : 1);
+    return run_chosen(std::span(&ampere[which], 1), call, options);
+  }
   std::span<const Tile> tiles = tf32;
   if (call.dtype != DType::f32) {
     tiles = ii;

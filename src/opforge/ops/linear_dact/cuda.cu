@@ -19,6 +19,18 @@ bool run_unit(const ProductCall& call, Activation activation, bool gated) {
   static const Tile pair[] = {{&gated_turns, 256, 128, 2, 1, 1.0}};
   static const Tile one_tf32[] = {{&tf32, 256, 128, 2, 1, 1.0}};
   static const Tile pair_tf32[] = {{&gated_tf32, 256, 128, 2, 1, 1.0}};
+  static Unit<bool(const ProductCall&, const Activation&)> ampere("ampere"),
+      ampere_gated("ampere_gated"), ampere_tf32("ampere_tf32"),
+      ampere_gated_tf32("ampere_gated_tf32");
+  static const Tile all_ampere[] = {{&ampere, 128, 128, 1, 1, 1.0},
+                                    {&ampere_gated, 128, 128, 1, 1, 1.0},
+                                    {&ampere_tf32, 128, 128, 1, 1, 1.0},
+                                    {&ampere_gated_tf32, 128, 128, 1, 1, 1.0}};
+  // unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
+  if (!is_hopper()) {
+    const int which = (call.dtype == DType::f32 ? 2 : 0) + (gated ? 1 : 0);
+    return run_chosen(std::span(&all_ampere[which], 1), call, activation);
+  }
   std::span<const Tile> tiles = one;
   if (gated) tiles = pair;
   if (call.dtype == DType::f32) tiles = one_tf32;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The units of linear_dact: families/product/hopper.cuh with the derivative of an activation, or of
-// a gated one, as its epilogue. Bytes: grad and weight, z and its gradient once, and h where it is
-// wanted. Operations: 2 m n k.
+// The units of linear_dact: families/product/hopper.cuh or ampere.cuh with the derivative of an
+// activation, or of a gated one, as its epilogue. Bytes: grad and weight, z and its gradient once,
+// and h where it is wanted. Operations: 2 m n k.
 #pragma once
 
 #include <opforge/core/unit.h>
 #include <opforge/families/product/hopper_launch.h>
 
 #include <opforge/families/product/activation.cuh>
+#include <opforge/families/product/ampere_launch.cuh>
 
 namespace opforge {
 
@@ -70,6 +71,23 @@ template <template <class> class Epilogue, class Tile>
 bool run_dact_tf32(const ProductCall& call, Activation activation) {
   constexpr Major inner = Major::inner;
   return run_hopper<HopperProduct<float, Tile, inner, inner, Epilogue<float>>>(call, {activation});
+}
+
+template <template <class> class Epilogue>
+// unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
+bool run_dact_ampere_short(const ProductCall& call, Activation activation) {
+  constexpr Major a = Major::inner, b = Major::outer;
+  if (call.dtype == DType::f16) {
+    return run_ampere<AmpereProduct<half, a, b, Epilogue<half>>>(call, {activation});
+  }
+  return run_ampere<AmpereProduct<bfloat16, a, b, Epilogue<bfloat16>>>(call, {activation});
+}
+
+template <template <class> class Epilogue>
+// unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
+bool run_dact_ampere_tf32(const ProductCall& call, Activation activation) {
+  constexpr Major inner = Major::inner;
+  return run_ampere<AmpereProduct<float, inner, inner, Epilogue<float>>>(call, {activation});
 }
 
 }  // namespace opforge

@@ -35,8 +35,20 @@ const char* cudaGetErrorString(cudaError_t code) {
 
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   const opforge::sim::Settings& settings = opforge::sim::settings;
-  const bool shared = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin;
-  *value = int(shared ? settings.most_shared_per_block : settings.multiprocessors);
+  switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+      *value = int(settings.multiprocessors);
+      break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+      *value = int(settings.most_shared_per_block);
+      break;
+    case cudaDevAttrComputeCapabilityMajor:
+      *value = int(settings.capability_major);
+      break;
+    case cudaDevAttrComputeCapabilityMinor:
+      *value = int(settings.capability_minor);
+      break;
+  }
   return cudaSuccess;
 }
 
@@ -346,6 +358,8 @@ extern "C" __attribute__((visibility("default"))) bool opforge_sim_set(const cha
       {"shared_per_block", &settings.shared_per_block},
       {"most_shared_per_block", &settings.most_shared_per_block},
       {"blocks_per_cluster", &settings.blocks_per_cluster},
+      {"capability_major", &settings.capability_major},
+      {"capability_minor", &settings.capability_minor},
       {"seed", &settings.seed},
       {"timeout", &settings.timeout},
       {"race", &settings.race},

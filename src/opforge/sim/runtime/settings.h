@@ -13,6 +13,7 @@ struct Settings {
   int64_t shared_per_block = 49152;
   int64_t most_shared_per_block = 232448;  // for a kernel that was allowed to have it
   int64_t blocks_per_cluster = 8;
+  int64_t capability_major = 9, capability_minor = 0;
   // The run.
   int64_t seed = -1;     // shuffles threads and blocks; -1 runs them in order
   int64_t timeout = 60;  // seconds a block may take

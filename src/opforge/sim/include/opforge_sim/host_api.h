@@ -23,7 +23,12 @@ using cudaStream_t = struct CUstream_st*;
 OPFORGE_SIM_API cudaError_t cudaDeviceSynchronize();
 OPFORGE_SIM_API cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerBlockOptin };
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+  cudaDevAttrComputeCapabilityMajor,
+  cudaDevAttrComputeCapabilityMinor,
+};
 inline cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
@@ -93,7 +98,10 @@ struct cudaFuncAttributes {
 };
 template <class... Params>
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* facts, void (*kernel)(Params...)) {
-  facts->ptxVersion = 90;
+  int major = 0, minor = 0;
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0);
+  facts->ptxVersion = 10 * major + minor;
   const opforge::sim::Kernel asked = {reinterpret_cast<const void*>(kernel), nullptr, nullptr};
   facts->maxThreadsPerBlock = opforge::sim::most_threads(asked);
   return cudaSuccess;

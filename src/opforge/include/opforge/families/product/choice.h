@@ -14,6 +14,7 @@
 #include <opforge/core/layout.h>
 #include <opforge/core/unit.h>
 #include <opforge/families/product/call.h>
+#include <opforge/families/product/gpu.h>
 
 #include <algorithm>
 #include <cmath>

@@ -4,28 +4,19 @@
 
 #include <opforge/core/tensor_map.h>
 #include <opforge/families/product/call.h>
+#include <opforge/families/product/gpu.h>
 #include <opforge/families/product/host.h>
 
 #include <opforge/families/product/pack.cuh>
 
 namespace opforge {
 
-// Whether the GPU has the tensor cores and the copy engine of compute capability 9.0.
-inline bool is_hopper() {
-#if defined(OPFORGE_SIM)
-  return true;
-#else
-  static std::atomic<int> major[64], minor[64];
-  return detail::device_attribute(cudaDevAttrComputeCapabilityMajor, major) == 9 &&
-         detail::device_attribute(cudaDevAttrComputeCapabilityMinor, minor) == 0;
-#endif
-}
-
-// Whether the kernels for 9.0 take such elements. Empty products are torch's.
+// Whether there are kernels for such elements on this GPU. Empty products are torch's.
 inline bool has_kernel(DType dtype, bool tf32, int64_t m, int64_t n, int64_t k) {
-  constexpr int64_t kMost = int64_t(1) << 31;
+  constexpr int64_t kMost = (int64_t(1) << 31) - 256;  // a tile reaches beyond the end
   const bool known = dtype == DType::f16 || dtype == DType::bf16 || (dtype == DType::f32 && tf32);
-  return known && is_hopper() && m > 0 && n > 0 && k > 0 && m < kMost && n < kMost && k < kMost;
+  return known && (is_hopper() || has_mma()) && m > 0 && n > 0 && k > 0 && m < kMost && n < kMost &&
+         k < kMost;
 }
 
 // A matrix as an operand, and what keeps its memory alive.

@@ -24,6 +24,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <opforge/families/product/order.cuh>
 #include <type_traits>
 
 namespace opforge {
@@ -181,17 +182,9 @@ struct HopperProduct {
       col = (j * Tile::kClusterN + rank_n) * kCols;
     }
 
-    // Tiles that run at the same time share rows of a and columns of b: bands of p.group rows of
-    // tiles (or columns) are made one after the other.
     __device__ static void walk(const Params& p, int tile, int tiles_m, int tiles_n, int& row,
                                 int& col) {
-      const int across = p.by_columns ? tiles_n : tiles_m, along = p.by_columns ? tiles_m : tiles_n;
-      const int band = tile / (p.group * along), first = band * p.group;
-      const int width = min(p.group, across - first);
-      tile -= band * p.group * along;
-      const int i = first + tile % width, j = tile / width;
-      row = p.by_columns ? j : i;
-      col = p.by_columns ? i : j;
+      walk_tiles(p.group, p.by_columns, tile, tiles_m, tiles_n, row, col);
     }
 
     __device__ int stages_of(const Params&, int) const { return inner_count; }

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "../kernel.cuh"
+
+namespace opforge {
+
+// unreached: the check simulates Hopper; see tests/ops/test_linear_mma.py
+static bool run(const ProductCall& call, const LinearOptions& options) {
+  return run_linear_ampere<float, Major::inner, Major::inner>(call, options);
+}
+
+}  // namespace opforge
+
+OPFORGE_UNIT(ampere_tf32, opforge::run)

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""linear with main_grad: backwards add the gradient of the weight to a float32 tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from linear_layers import ACTIVATIONS, near
+from torch.nn import functional
+
+import opforge
+
+
+def drawn(dtype, rows=17, features=12, outputs=20):
+    generator = torch.Generator().manual_seed(rows)
+    shapes = (rows, features), (outputs, features), (outputs,), (rows, outputs)
+    return [torch.randn(shape, generator=generator).to(dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gradients_are_those_of_linear_and_the_weight_s_are_added(activation, dtype):
+    x, weight, bias, residual = drawn(dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    total = torch.zeros_like(weight, dtype=wide, requires_grad=False)
+    right = torch.zeros_like(weight, dtype=torch.float64, requires_grad=False)
+    for factor in (1.0, -0.5, 2.0):
+        plain, ours = (
+            opforge.linear(x, weight, bias, activation, residual, main_grad=m)
+            for m in (None, total)
+        )
+        torch.testing.assert_close(ours, plain, rtol=0, atol=0)
+        grad = torch.full_like(plain, factor)
+        inputs = [x, bias, residual]
+        expected = torch.autograd.grad(plain, inputs, grad)
+        for got, one in zip(torch.autograd.grad(ours, inputs, grad), expected, strict=True):
+            near(got, one.double(), dtype)
+        leaf = weight.detach().double().requires_grad_()
+        z = functional.linear(x.double(), leaf, bias.double())
+        ACTIVATIONS[activation](z).backward(grad.double())
+        right += leaf.grad
+    assert weight.grad is None
+    near(total, right, dtype)
+
+
+def test_sums_keep_float32_digits_of_16_bit_products():
+    x, weight, *_ = drawn(torch.bfloat16, rows=64)
+    total = torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
+    grads = [torch.randn(64, 20).bfloat16() for _ in range(4)]
+    for grad in grads:
+        opforge.linear(x, weight, main_grad=total).backward(grad)
+    right = sum(g.double().t() @ x.detach().double() for g in grads)
+    torch.testing.assert_close(total.double(), right, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{"scale": -1.5}, {"scale": 0.5, "clamp": (-0.2, 0.3)}])
+@pytest.mark.parametrize("activation", [None, "silu", "relu"])
+def test_factor_and_limits(activation, options):
+    x, weight, bias, residual = drawn(torch.float64)
+    total = torch.zeros_like(weight, requires_grad=False)
+    grad = torch.randn(17, 20, dtype=torch.float64)
+    plain = opforge.linear(x, weight, bias, activation, residual, **options)
+    expected = torch.autograd.grad(plain, [x, weight, bias, residual], grad)
+    opforge.linear(x, weight, bias, activation, residual, main_grad=total, **options).backward(grad)
+    for got, right in zip([x.grad, total, bias.grad, residual.grad], expected, strict=True):
+        torch.testing.assert_close(got, right)
+
+
+def test_repeated_backwards_have_the_same_bits():
+    totals = []
+    for _ in range(2):
+        x, weight, bias, _ = drawn(torch.bfloat16)
+        total = torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
+        for _ in range(3):
+            opforge.linear(x, weight, bias, "gelu", main_grad=total).sum().backward()
+        totals.append(total)
+    assert torch.equal(*totals)
+    assert totals[0].any()
+
+
+def test_the_module_keeps_it_at_the_weight():
+    torch.manual_seed(0)
+    layer = opforge.nn.Linear(6, 4, dtype=torch.bfloat16, activation="silu", main_grad=True)
+    x = torch.randn(3, 6).bfloat16()
+    layer(x).sum().backward()
+    assert layer.weight.grad is None
+    assert layer.bias.grad is not None
+    first = layer.weight.main_grad.clone()
+    assert first.dtype == torch.float32
+    assert first.any()
+    layer(x).sum().backward()
+    torch.testing.assert_close(layer.weight.main_grad, 2 * first)
+    mine = layer.weight.main_grad = torch.ones(4, 6)
+    layer(x).sum().backward()
+    torch.testing.assert_close(mine, first + 1)
+    assert "main_grad=True" in repr(layer)
+
+
+def test_two_layers_can_share_a_weight():
+    torch.manual_seed(0)
+    one, other = (opforge.nn.Linear(5, 5, bias=False, main_grad=True) for _ in range(2))
+    other.weight = one.weight
+    x = torch.randn(3, 5)
+    other(one(x)).sum().backward()
+    leaf = one.weight.detach().clone().requires_grad_()
+    functional.linear(functional.linear(x, leaf), leaf).sum().backward()
+    torch.testing.assert_close(one.weight.main_grad, leaf.grad)
+
+
+def test_compiled_models_leave_it_out_of_the_graph():
+    layer = opforge.nn.Linear(6, 4, main_grad=True)
+    x = torch.randn(3, 6)
+    layer(x).sum().backward()
+    right = layer.weight.main_grad.clone()
+    layer.weight.main_grad.zero_()
+    compiled = torch.compile(lambda x: layer(x.relu() - (-x).relu()).sum(), backend="aot_eager")
+    compiled(x).backward()
+    torch.testing.assert_close(layer.weight.main_grad, right)
+
+
+def test_no_gradient_no_change():
+    x, weight, *_ = drawn(torch.float32)
+    total = torch.zeros_like(weight, requires_grad=False)
+    opforge.linear(x, weight.detach(), main_grad=total).sum().backward()
+    assert x.grad is not None
+    assert not total.any()
+
+
+def test_what_is_refused():
+    x, weight, bias, _ = drawn(torch.bfloat16)
+    run = opforge.linear
+    with pytest.raises(ValueError, match=r"main_grad must be torch\.float32 .*got torch\.bfloat16"):
+        run(x, weight, main_grad=torch.zeros_like(weight))
+    with pytest.raises(ValueError, match=r"of the weight's shape \(20, 12\), got .* \(12, 20\)"):
+        run(x, weight, main_grad=torch.zeros(12, 20))
+    with pytest.raises(ValueError, match="must not require a gradient"):
+        run(x, weight, main_grad=torch.zeros(20, 12, requires_grad=True))
+    with pytest.raises(TypeError, match=r"x is torch\.bfloat16 but bias is torch\.float32"):
+        run(x, weight, bias.float(), main_grad=torch.zeros(20, 12))
