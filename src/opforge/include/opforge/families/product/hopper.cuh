@@ -720,6 +720,7 @@ struct HopperProduct {
                                                 int batch, int tile_row, int tile_col, int end,
                                                 const Sums& sums) {
     constexpr bool kShort = kKnown<Transform> && Tile::kSplit == 1;
+    constexpr bool kEarly = kShort && kColumns <= 1;  // more would not fit the registers
     constexpr int kCopies = kShort ? kAllChunks : 1;
     int ins = p.ins, outs = p.outs;
     if constexpr (kKnown<Transform>) ins = Transform::kIns, outs = Transform::kOuts;
@@ -742,8 +743,8 @@ struct HopperProduct {
       float chunk[kParts][kValues];
       pick(sums, i, chunk);
       // Those of a short transform are asked for before it waits.
-      ColumnValues columns[kShort ? kValues / kStep : 1];
-      if constexpr (kShort) {
+      ColumnValues columns[kEarly ? kValues / kStep : 1];
+      if constexpr (kEarly) {
 #pragma unroll
         for (int j = 0; j < kValues / kStep; ++j) {
           read_columns(s, consumer, in_tile + j * kStep * 2, columns[j]);
@@ -761,9 +762,9 @@ struct HopperProduct {
       }
 #pragma unroll
       for (int first = 0; first < kValues; first += kStep) {
-        if constexpr (!kShort) read_columns(s, consumer, in_tile + first * 2, columns[0]);
+        if constexpr (!kEarly) read_columns(s, consumer, in_tile + first * 2, columns[0]);
         transform_step(transform, p, s, slots, in_slot, first, chunk,
-                       columns[kShort ? first / kStep : 0]);
+                       columns[kEarly ? first / kStep : 0]);
       }
       fence_for_copies();
       __syncwarp();
