@@ -42,10 +42,10 @@ def pages() -> dict[str, str]:
         "docs/cpu.md": cpu.page(),
         **{f"docs/gallery/{p.name}.svg": p.text for p in pictures},
         **{f"docs/ops/{name}.md": op_page.page(data, op) for name, op in data.ops.items()},
-        "docs/README.md": _filled("docs/README.md", ops=index.list_of_ops(data)),
+        "docs/README.md": _filled("docs/README.md", ops=index.table_of_ops(data)),
         "README.md": _filled(
             "README.md",
-            ops=index.table_of_ops(data),
+            ops=index.kinds_of_ops(data),
             proof=index.proof(data),
             speed=benchmarks.readme_part(data),
         ),

@@ -16,7 +16,7 @@ from opforge.report.series import grouped
 from . import mutants, scores
 from .data import ROOT, Data
 from .notes import OTHER_KIND, notes
-from .text import listed, prose, words_only
+from .text import prose, words_only
 
 _WIDTH = 42  # characters of a call; dots replace further arguments
 
@@ -24,7 +24,7 @@ _WIDTH = 42  # characters of a call; dots replace further arguments
 def table_of_ops(data: Data) -> str:
     """A line for each op: its call and what it does."""
     lines = [
-        [f"[`{_call(op)}`](docs/ops/{name}.md)", notes(op).summary.rstrip(".")]
+        [f"[`{_call(op)}`](ops/{name}.md)", notes(op).summary.rstrip(".")]
         for name, op in data.ops.items()
     ]
     return words_only(["op", "what it computes"], lines)
@@ -40,13 +40,15 @@ def _call(op: Op) -> str:
     return f"{op.name}({', '.join(names[:shown] + dots)})"
 
 
-def list_of_ops(data: Data) -> str:
-    """The pages of ops, by kind."""
+def kinds_of_ops(data: Data) -> str:
+    """A line for each kind of op: those that there are."""
     kinds = grouped(data.ops, lambda name: notes(data.ops[name]).kind)
     order = sorted(kinds, key=lambda kind: (kind == OTHER_KIND, kind))
-    return listed(
-        f"{kind}: {', '.join(f'[{name}](ops/{name}.md)' for name in kinds[kind])}" for kind in order
-    )
+    lines = [
+        [kind, ", ".join(f"[`{name}`](docs/ops/{name}.md)" for name in kinds[kind])]
+        for kind in order
+    ]
+    return words_only(["kind", "ops"], lines)
 
 
 def proof(data: Data) -> str:

@@ -28,12 +28,12 @@ def test_every_setting_is_documented() -> None:
 def test_the_readme_names_every_op() -> None:
     text = (ROOT / "README.md").read_text()
     for name in discover.builtin_names():
-        assert re.search(rf"^\| \[`{name}\(", text, re.MULTILINE)
+        assert f"[`{name}`](docs/ops/{name}.md)" in text
 
 
 def test_the_readme_is_short() -> None:
     lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= 120 + len(discover.builtin_names()) - 20  # a line for each op
+    assert len(lines) <= 120
 
 
 def test_the_readmes_smallest_op_works(tmp_path: Path) -> None:
@@ -98,8 +98,9 @@ def test_a_new_op_needs_no_edit_outside_its_folder(tmp_path: Path) -> None:
     assert "y = max(x, 0)" in page  # from its docstring
     assert "Not measured yet." in page
     assert "Not checked yet." in page
-    assert "[`ramp(x)`](docs/ops/ramp.md) | y = max(x, 0)" in (tree / "README.md").read_text()
-    assert "Other: [ramp](ops/ramp.md)" in (tree / "docs" / "README.md").read_text()
+    assert "[`ramp`](docs/ops/ramp.md)" in (tree / "README.md").read_text()
+    index = (tree / "docs" / "README.md").read_text()
+    assert "[`ramp(x)`](ops/ramp.md) | y = max(x, 0)" in index
     assert "(ops/ramp.md)" in (tree / "docs" / "benchmarks.md").read_text()
     run("-m", "opforge.registration.stubs")
     stubs = tree / "src" / "opforge" / "__init__.pyi"

@@ -177,7 +177,7 @@ def test_details_that_do_not_fit_are_refused(
         load_record(tmp_path, DETAILED.replace(before, after))
 
 
-@pytest.mark.parametrize("names", ["x", ["size"], ["x", "grad_y"]])
+@pytest.mark.parametrize("names", ["x", ["lost"], ["x", "grad_y"]])
 def test_unsaved_names_that_are_no_inputs_are_refused(tmp_path: Path, names: Any) -> None:
     detailed = load_record(tmp_path, DETAILED.replace('["x"] if lean else []', repr(names)))
     said = f"unsaved of detailed_backward returned {names!r}; it must return a list of inputs"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiles, products of warp groups and named barriers: right kernels are right, wrong ones are named."""
+"""Tiles, products of warp groups and named barriers: right kernels pass, wrong ones are named."""
 
 from __future__ import annotations
 
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(128) one_tile(const __grid_constant__ Maps map
   bulk_wait_read<0>();
 }
 
-// A warp group fetches, two multiply. Both blocks of a cluster need the same 128 rows of a, of which
-// each fetches one half for both.
+// A warp group fetches, two multiply. Both blocks of a cluster need the same 128 rows of a. Each
+// fetches one half for both.
 __global__ void __launch_bounds__(384) roles(const __grid_constant__ Maps maps, int k) {
   constexpr int kStages = 2, kInner = 64;
   const int stages = (k + kInner - 1) / kInner, tiles = 3, rank = cluster_rank();
@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(256) turns(const __grid_constant__ Maps maps, 
     const int last = i + group > 0 ? s.value : 0;
     sync_some(3 + group, 128);
     if (threadIdx.x % kWarpGroup == 0) s.value = last + 1;
-    if (threadIdx.x % kWarpGroup < 64)
-      values[swizzled(2 * i + group, 2 * (int(threadIdx.x) % 64)) / 2] = narrow<bfloat16>(float(last));
+    const int at = swizzled(2 * i + group, 2 * (int(threadIdx.x) % 64)) / 2;
+    if (threadIdx.x % kWarpGroup < 64) values[at] = narrow<bfloat16>(float(last));
     if (group == 0 || i < 3) arrive_some(2 - group, 256);
   }
   for (int i = int(threadIdx.x); i < 56 * 64; i += 256) values[8 * 64 + i] = narrow<bfloat16>(0.0f);
@@ -277,7 +277,9 @@ __global__ void wrong_base(const __grid_constant__ Maps maps, int) {
 
 __global__ void wrong_column(const __grid_constant__ Maps maps, int) {
   Barriers& s = make_barriers();
-  if (threadIdx.x == 0) arrive_expecting(s.full[0], kBox), tile_copy(boxes(), maps.a, 3, 0, 0, s.full[0]);
+  if (threadIdx.x != 0) return;
+  arrive_expecting(s.full[0], kBox);
+  tile_copy(boxes(), maps.a, 3, 0, 0, s.full[0]);
 }
 
 __global__ void wrong_row(const __grid_constant__ Maps maps, int) {

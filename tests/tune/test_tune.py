@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 import opforge
 from opforge import discover, sim
 from opforge.build import choices
+from opforge.build.targets import SIM_RACE
 from opforge.cli import app
 from opforge.errors import OpforgeError
 from opforge.sim import runtime
@@ -61,20 +62,24 @@ def test_kernels_follow_the_table():
     x, weight = (torch.randn(n, 128, dtype=torch.bfloat16) for n in (64, 40))
 
     def kernel(active, text):
-        library = ctypes.CDLL(str(runtime.loaded_path(op, "sim")))
+        library = ctypes.CDLL(str(runtime.loaded_path(op, SIM_RACE.name)))
         library.opforge_set_choices(text.encode())
         try:
             opforge.linear(x, weight)
         finally:
             library.opforge_set_choices(b"")
-        return active[-1].launches[-1].kernel
+        return shape(active)
 
-    with sim.active() as calls:
+    def shape(active):
+        launch = active[-1].launches[-1]
+        return launch.blocks, launch.threads
+
+    with sim.active("race", traffic=True) as calls:
         opforge.linear(x, weight)
-        usual = calls[-1].launches[-1].kernel
+        usual = shape(calls)
         chosen = kernel(calls, table.line(PRODUCT, Choice("ii_large")))
         assert chosen != usual
-        assert "256" in chosen
+        assert chosen[1] == 3 * 128  # one warp group fetches, two multiply
         near = Product("bf16", "ii", 72, 40, 128)  # about the same size
         assert kernel(calls, table.line(near, Choice("ii_large"))) == chosen
         for text in (

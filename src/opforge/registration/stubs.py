@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 import opforge
 from opforge import discover
 
@@ -105,6 +107,8 @@ def _type(hint: Any, names: set[tuple[str, str]]) -> str:
     """An annotation as source text, with aliases expanded."""
     if hint in (None, types.NoneType):
         return "None"
+    if hint is ...:
+        return "..."
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " | ".join(_type(a, names) for a in arguments)
@@ -119,6 +123,8 @@ def _type(hint: Any, names: set[tuple[str, str]]) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, torch.dtype):  # a stub need not know it
+        return "..."
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 

@@ -167,8 +167,9 @@ class RandomRounding(Mode):
         return self._rounded(result, self._function_unit if name in _FUNCTIONS else self._unit)
 
     def __enter__(self) -> RandomRounding:
+        super().__enter__()
         _entered.append(self)
-        return super().__enter__()
+        return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)

@@ -156,8 +156,20 @@ def check_dtype(op: str, x: Tensor, name: str, other: Tensor | None) -> None:
         )
 
 
-def validate_options(op: str, activation: int, tf32: bool, dtype: torch.dtype) -> None:
-    """There is such an activation, and TF32 is for float32."""
+def validate_options(
+    op: str,
+    activation: int,
+    tf32: bool,
+    dtype: torch.dtype,
+    scale: float = 1.0,
+    low: float | None = None,
+    high: float | None = None,
+) -> None:
+    """There is such an activation, TF32 is for float32, and numbers are numbers."""
+    if not math.isfinite(scale):
+        raise ValueError(f"opforge.{op}: scale must be finite, got {scale}")
+    if any(limit is not None and math.isnan(limit) for limit in (low, high)):
+        raise ValueError(f"opforge.{op}: the limits of clamp must not be NaN, got {(low, high)}")
     if not 0 <= activation < len(NAMES):
         raise ValueError(f"opforge.{op}: there is no activation {activation}")
     if tf32 and dtype != torch.float32:

@@ -7,12 +7,12 @@ which says as much and which the next layer holds anyway.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from opforge.op import FLOATS, Backward, Build, Make, Op
 from opforge.ops.families import products
@@ -107,11 +107,7 @@ def validate(
 ) -> None:
     """The shapes and dtypes fit, and the options make sense."""
     products.validate_linear("linear", x, weight, bias, residual)
-    products.validate_options("linear", activation, tf32, x.dtype)
-    if not math.isfinite(scale):
-        raise ValueError(f"opforge.linear: scale must be finite, got {scale}")
-    if any(limit is not None and math.isnan(limit) for limit in (low, high)):
-        raise ValueError(f"opforge.linear: the limits of clamp must not be NaN, got {(low, high)}")
+    products.validate_options("linear", activation, tf32, x.dtype, scale, low, high)
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
@@ -140,8 +136,36 @@ def sized(make: Make, rows: int, cols: int, features: int | None = None) -> dict
     inputs = make(rows, k), make(cols, k), make(cols), None
     return {
         name: (*inputs, products.NAMES.index(name), 1.0, None, None, False, False)
-        for name in ("relu", "gelu", "silu")
+        for name in ("relu", "gelu", "gelu_tanh", "silu")
     }
+
+
+def cublaslt() -> Callable[..., Tensor]:
+    """The library's product with bias and activation in its epilogue. torch has no gradient of it.
+
+    Its gelu is the approximation by tanh.
+    """
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor, activation: int) -> Tensor:
+        name = products.NAMES[activation]
+        if name not in ("relu", "gelu_tanh"):
+            raise NotImplementedError(f"torch reaches no epilogue of cuBLASLt with {name}")
+        y: Tensor = torch._addmm_activation(bias, x, weight.t(), use_gelu=name != "relu")
+        return y
+
+    return run
+
+
+def max_autotune() -> Callable[..., Tensor]:
+    """The formula by torch.compile, which may also try products of Triton."""
+
+    def formula(x: Tensor, weight: Tensor, bias: Tensor, activation: int) -> Tensor:
+        return products.ACTIVATIONS[products.NAMES[activation]](functional.linear(x, weight, bias))
+
+    compiled: Callable[..., Tensor] = torch.compile(
+        formula, mode="max-autotune-no-cudagraphs", dynamic=False
+    )
+    return lambda x, weight, bias, activation: compiled(x, weight, bias, activation)
 
 
 def unsaved(
@@ -171,6 +195,7 @@ op = Op(
     operations=lambda x, weight: 2 * x.numel() * weight.shape[0],
     product=lambda x, weight: (products.rows_of(x), weight.t()),
     sized=sized,
+    peers={"cuBLASLt": cublaslt, "max-autotune": max_autotune},
     rowwise=True,
     autocast="promote",
     build=Build(archs=["9.0a"], by_dtype=["cuda"], on_demand=["units/*.cu"]),
@@ -206,6 +231,8 @@ def linear(
     """
     code = products.code_of("linear", activation)
     low, high = products.limits_of("linear", clamp)
+    # Kernels ignore an option that does not apply.
+    products.validate_options("linear", code, tf32, x.dtype, scale, low, high)
     save = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, weight, bias)
     )

@@ -38,7 +38,8 @@ struct Source {
       }
     } else {
 #pragma unroll
-      for (int e = 0; e < 8; ++e) to[e] = row < rows && col + e < cols ? float(widen(from[e])) : 0.0f;
+      for (int e = 0; e < 8; ++e)
+        to[e] = row < rows && col + e < cols ? float(widen(from[e])) : 0.0f;
     }
   }
 };
@@ -87,8 +88,9 @@ __device__ __forceinline__ uint32_t byte_of(float x) {
 
 template <class Q>
 __device__ __forceinline__ uint32_t four_bytes(float a, float b, float c, float d) {
-  const uint32_t most = max(max(detail::bits_of(a) & 0x7fffffffu, detail::bits_of(b) & 0x7fffffffu),
-                            max(detail::bits_of(c) & 0x7fffffffu, detail::bits_of(d) & 0x7fffffffu));
+  const uint32_t most =
+      max(max(detail::bits_of(a) & 0x7fffffffu, detail::bits_of(b) & 0x7fffffffu),
+          max(detail::bits_of(c) & 0x7fffffffu, detail::bits_of(d) & 0x7fffffffu));
   if (most >= 0x7f800000u) {
     return byte_of<Q>(a) | byte_of<Q>(b) << 8 | byte_of<Q>(c) << 16 | byte_of<Q>(d) << 24;
   }
@@ -258,9 +260,8 @@ __global__ void __launch_bounds__(kQuantizeThreads)
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
     const float inverse = s.of_col[across * 8 + e];
-    s.words[across * 8 + e][down] =
-        four_bytes<Q>(values[0][e] * inverse, values[1][e] * inverse, values[2][e] * inverse,
-                      values[3][e] * inverse);
+    s.words[across * 8 + e][down] = four_bytes<Q>(values[0][e] * inverse, values[1][e] * inverse,
+                                                  values[2][e] * inverse, values[3][e] * inverse);
   }
   __syncthreads();
   const int lane = int(threadIdx.x) % 32;
@@ -299,8 +300,9 @@ inline void launch_tiles(const Source<T>& x, const Largest& largest, const Quant
     if (across * down > 0x7fffffff) fail("quantize_fp8: ", across * down, " tiles are too many");
     return dim3(unsigned(across * down));
   };
-  launch(find_largest<T>, {grid(tiles(x.rows, kTilesDown * kTileRows)), dim3(kQuantizeThreads), stream},
-         x, largest, across);
+  launch(find_largest<T>,
+         {grid(tiles(x.rows, kTilesDown * kTileRows)), dim3(kQuantizeThreads), stream}, x, largest,
+         across);
   launch(cast_tiles<T, Q>, {grid(tiles(x.rows, kTileRows)), dim3(kQuantizeThreads), stream}, x,
          largest, q, q_t, across);
 }
