@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""fp8_linear, and mlp and modules made of it, beside the rows of `opforge check`: values and gradients against
-casts by torch, how far they are from float64, what is kept, and what is refused."""
+"""fp8_linear, and mlp and modules made of it, beside the rows of `opforge check`: values and
+gradients against casts by torch, how far they are from float64, what is kept and refused."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def test_errors_are_those_of_few_bits(activation, scaling, device):
     right = ACTIVATIONS[activation](functional.linear(*leaves))
     expected = [right, *torch.autograd.grad(right, leaves, grad.double())]
     for got, wide in zip(found, expected, strict=True):
-        # E5M2 rounds by up to 1 / 8, on average by much less.
-        assert (got.double() - wide).norm() < 0.09 * wide.norm()
+        # E5M2 rounds by up to 1 / 8, on average by much less. A relu near 0 also flips.
+        assert (got.double() - wide).norm() < (0.2 if activation == "relu" else 0.09) * wide.norm()
     assert (y.double() - right).norm() > 1e-3 * right.norm()
 
 
@@ -149,7 +149,7 @@ def test_mlp(activation, form):
         grad = torch.ones_like(y)
         results.append([y, *torch.autograd.grad(y, list(named.values()), grad)])
     for got, right in zip(*results, strict=True):
-        assert (got - right).norm() < 0.12 * right.norm()
+        assert (got - right).norm() < (0.25 if activation == "relu" else 0.12) * right.norm()
     y, right = results[0][0], results[1][0]
     assert not torch.equal(y, right)
 
@@ -167,7 +167,8 @@ def test_modules():
         plain = module(*sizes, dtype=torch.bfloat16, **options)
         cast = module(*sizes, dtype=torch.bfloat16, fp8="row", **options)
         cast.load_state_dict(plain.state_dict())
-        assert "fp8='row'" in repr(cast) and "fp8" not in repr(plain)
+        assert "fp8='row'" in repr(cast)
+        assert "fp8" not in repr(plain)
         y, right = cast(x), plain(x)
         assert not torch.equal(y, right)
         assert (y - right).norm() < 0.1 * right.norm()
@@ -178,7 +179,9 @@ def test_modules():
 def test_what_is_refused():
     x, weight = torch.randn(4, 32), torch.randn(8, 32)
     run = opforge.fp8_linear
-    with pytest.raises(TypeError, match=r"x is torch\.float8_e4m3fn without scales.*scaled_linear\("):
+    with pytest.raises(
+        TypeError, match=r"x is torch\.float8_e4m3fn without scales.*scaled_linear\("
+    ):
         run(x.to(E4M3), weight)
     with pytest.raises(TypeError, match=r"weight is torch\.float8_e5m2 without scales"):
         run(x, weight.to(E5M2))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""quantize_fp8 beside the rows of `opforge check`: the numbers are the nearest ones, what is not finite, how
-the results lie in memory, and what is refused."""
+"""quantize_fp8 beside the rows of `opforge check`: the numbers are the nearest ones, what is not
+finite, how the results lie in memory, and what is refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def nearest(values, dtype):
 def test_numbers_are_the_nearest_ones(scaling, dtype, device):
     x = drawn(9, 40, device=device)
     q, scale = opforge.quantize_fp8(x, dtype, scaling)
-    assert q.dtype == dtype and q.shape == x.shape and scale.dtype == torch.float32
+    assert (q.dtype, scale.dtype) == (dtype, torch.float32)
+    assert q.shape == x.shape
     largest = x.abs().amax(1, keepdim=True) if scaling == "row" else x.abs().amax()
     torch.testing.assert_close(scale, largest.float() / MOST[dtype])
     assert q.double().abs().max() == MOST[dtype]
@@ -64,9 +65,9 @@ def test_the_transpose_has_scales_of_its_own(scaling, device):
 def test_rows_begin_at_multiples_of_16_bytes(device):
     x = drawn(2, 5, 31, device=device)
     q, scale, q_t, scale_t = opforge.quantize_fp8(x, transposed=True)
-    assert q.shape == (2, 5, 31) and scale.shape == (2, 5, 1)
-    assert q_t.shape == (31, 10) and scale_t.shape == (31, 1)
-    assert q.stride() == (160, 32, 1) and q_t.stride() == (16, 1)
+    assert [t.shape for t in (q, scale)] == [(2, 5, 31), (2, 5, 1)]
+    assert [t.shape for t in (q_t, scale_t)] == [(31, 10), (31, 1)]
+    assert [t.stride() for t in (q, q_t)] == [(160, 32, 1), (16, 1)]
 
 
 @each_device
@@ -83,7 +84,9 @@ def test_what_is_not_finite_stays_and_counts_for_no_scale(device):
 
 def test_what_is_refused():
     x = torch.randn(4, 6)
-    with pytest.raises(TypeError, match=r"dtype must be torch\.float8_e4m3fn or .*got torch\.uint8"):
+    with pytest.raises(
+        TypeError, match=r"dtype must be torch\.float8_e4m3fn or .*got torch\.uint8"
+    ):
         opforge.quantize_fp8(x, torch.uint8)
     with pytest.raises(ValueError, match="scaling must be 'row' or 'tensor', got 'block'"):
         opforge.quantize_fp8(x, scaling="block")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scaled_linear beside the rows of `opforge check`: against torch in float64, weights that are cast once, how
-many kernels run, and what is refused."""
+"""scaled_linear beside the rows of `opforge check`: against torch in float64, any scales and
+strides, how many kernels run, and what is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def drawn(device, rows=70, features=144, outputs=40, scaling="row", dtype=E4M3):
     """FP8 x and weight with their scales."""
     generator = torch.Generator().manual_seed(rows + features)
     x = torch.randn(rows, features, generator=generator).to(device)
-    weight = torch.randn(outputs, features, generator=generator).to(device) * max(features, 1) ** -0.5
+    weight = (
+        torch.randn(outputs, features, generator=generator).to(device) * max(features, 1) ** -0.5
+    )
     q, scale = opforge.quantize_fp8(x, dtype, scaling)
     weight_q, weight_scale = opforge.quantize_fp8(weight, E4M3, scaling)
     return q, weight_q, scale, weight_scale
@@ -109,17 +111,26 @@ def test_what_is_refused():
         run(x, weight, weight_scale=weight_scale)
     with pytest.raises(TypeError, match=r"weight is torch\.float8_e4m3fn, .* pass weight_scale"):
         run(x, weight, x_scale)
-    with pytest.raises(TypeError, match=r"x must be FP8, got torch\.float32; pass what .*fp8_linear"):
+    with pytest.raises(
+        TypeError, match=r"x must be FP8, got torch\.float32; pass what .*fp8_linear"
+    ):
         run(x.float(), weight, x_scale, weight_scale)
-    with pytest.raises(TypeError, match=r"weight must be torch\.float8_e4m3fn, got .*only x may be"):
+    with pytest.raises(
+        TypeError, match=r"weight must be torch\.float8_e4m3fn, got .*only x may be"
+    ):
         run(x, weight.float().to(E5M2), x_scale, weight_scale)
-    with pytest.raises(ValueError, match=r"x_scale must have one value, or 4: one per row of x; "):
+    with pytest.raises(
+        ValueError,
+        match=r"x_scale must have one value, or 4: one per row of x \(4, 32\); got shape \(3,\)",
+    ):
         run(x, weight, torch.ones(3), weight_scale)
     with pytest.raises(ValueError, match=r"weight_scale must have one value, or 8: one per row"):
         run(x, weight, x_scale, torch.ones(4))
     with pytest.raises(ValueError, match=r"x and of weight must agree"):
         run(x, weight[:, :16], x_scale, weight_scale)
-    with pytest.raises(TypeError, match=r"bias is torch\.float32 but the result is torch\.bfloat16"):
+    with pytest.raises(
+        TypeError, match=r"bias is torch\.float32 but the result is torch\.bfloat16"
+    ):
         run(x, weight, x_scale, weight_scale, torch.ones(8))
     with pytest.raises(ValueError, match=r"residual must have shape \(4, 8\) .*got \(8,\)"):
         run(x, weight, x_scale, weight_scale, residual=torch.ones(8, dtype=torch.bfloat16))

@@ -6,7 +6,8 @@ pass makes the rows of a matrix for one product and those of its transpose for a
 tensor cores need both operands with the inner dim contiguous.
 
 For gradients it keeps the transpose of x as FP8, half the bytes of a 16-bit x, and z where there is
-an activation. The weight is a parameter that stays anyway: the backward casts it again.
+an activation. Of x it keeps nothing if the weight is frozen. The weight is a parameter that stays
+anyway: the backward casts it again.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def reference(
     activation: int,
     per_row: bool,
     fast_accum: bool,
-    save_x: bool,
+    save_x: bool | None,
     save_z: bool,
 ) -> Tensor:
     """The formula."""
@@ -39,9 +40,7 @@ def reference(
     return y if residual is None else y + residual
 
 
-def sums(
-    x: Tensor, weight: Tensor, bias: Tensor | None, per_row: bool, fast_accum: bool
-) -> Tensor:
+def sums(x: Tensor, weight: Tensor, bias: Tensor | None, per_row: bool, fast_accum: bool) -> Tensor:
     """What is activated."""
     z = float8.linear(x, weight, per_row, fast_accum)
     return z if bias is None else z + bias
@@ -62,14 +61,14 @@ def z(
     return sums(x, weight, bias, per_row, fast_accum)
 
 
-def x_t_scale(x: Tensor, per_row: bool, save_x: bool) -> Tensor:
+def x_t_scale(x: Tensor, per_row: bool, save_x: bool | None) -> Tensor:
     """The scales of the transpose of x, if the backward asks for it."""
     if not save_x:
         return x.new_empty(0, dtype=torch.float32)
     return float8.cast(products.rows_of(x).t(), float8.E4M3, per_row)[1]
 
 
-def x_t(x: Tensor, per_row: bool, save_x: bool) -> Tensor:
+def x_t(x: Tensor, per_row: bool, save_x: bool | None) -> Tensor:
     """The transpose of x as bytes, if the backward asks for it."""
     if not save_x:
         return x.new_empty(0, dtype=torch.uint8)
@@ -81,11 +80,11 @@ def recomputes(activation: int, save_z: bool) -> bool:
     return activation != products.NONE and not save_z
 
 
-def unsaved(activation: int, save_x: bool, save_z: bool) -> list[str]:
-    """The transpose stands for x. If nothing was to be saved, x does for everything."""
+def unsaved(activation: int, save_x: bool | None, save_z: bool) -> list[str]:
+    """Of x: its transpose in its place, x itself, or with None nothing."""
     again = recomputes(activation, save_z)
     names = [] if again else ["bias"]
-    if (save_x or save_z) and not again:
+    if save_x is not False and not again:
         names.append("x")
     return names if save_x else [*names, "x_t_scale", "x_t"]
 
@@ -160,7 +159,7 @@ def multiply(
     if shape is not None:
         bits = bits.unflatten(0, shape) if shape else bits[0]
     y, z = below("scaled_linear")(
-        *(bits, b[0], a[1], b[1], bias, residual, activation, e5m2, fast_accum),
+        *(bits, b[0], bias, residual, a[1], b[1], activation, e5m2, fast_accum),
         *(float8.RESULTS.index(dtype), with_z),
     )
     return y, z
@@ -174,11 +173,11 @@ def composed(
     activation: int,
     per_row: bool,
     fast_accum: bool,
-    save_x: bool,
+    save_x: bool | None,
     save_z: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Two casts and a product with all the rest in its epilogue."""
-    rows, (x_t, x_t_scale) = cast(x, False, per_row, True, save_x)
+    rows, (x_t, x_t_scale) = cast(x, False, per_row, True, save_x or False)
     y, z = multiply(
         *(rows, cast(weight, False, per_row, True, False)[0], x.dtype, x.shape[:-1]),
         *(bias, residual, activation),
@@ -277,7 +276,7 @@ def bf16_linear() -> Any:
 
 op = Op(
     schema="fp8_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int activation, "
-    "bool per_row, bool fast_accum, bool save_x, bool save_z) "
+    "bool per_row, bool fast_accum, bool? save_x, bool save_z) "
     "-> (Tensor y, Tensor z, Tensor x_t_scale, Tensor x_t)",
     reference=reference,
     statistics={"z": z, "x_t_scale": x_t_scale, "x_t": x_t},
@@ -337,7 +336,7 @@ def fp8_linear(
                 "opforge.scaled_linear(x, weight, x_scale, weight_scale)"
             )
     grads = torch.is_grad_enabled()
-    save_x = grads and weight.requires_grad
+    save_x = grads if weight.requires_grad else None
     save_z = grads and any(t is not None and t.requires_grad for t in (x, weight, bias))
     y: Tensor = op(
         *(x, weight, bias, residual, products.code_of("fp8_linear", activation)),

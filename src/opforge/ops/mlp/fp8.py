@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from torch import Tensor
 
@@ -34,7 +35,7 @@ def mlp(
     residual: Tensor | None,
     activation: str | None,
     gated: bool,
-    scaling: str,
+    scaling: Literal["row", "tensor"],
 ) -> Tensor:
     """The block, whose arguments fit."""
     float8.by_row("mlp", scaling)

@@ -94,8 +94,8 @@ void by_torch(const Tensor& y, const Tensor* z, const Tensor& x, const Tensor& w
   dispatch_all(dtype_of(y), [&]<class Out>(Type<Out>) {
     using A = compute_t<Out>;
     const int64_t one[] = {1};
-    const Tensor like = empty(
-        one, sizeof(A) == 8 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(), y);
+    const Tensor like =
+        empty(one, sizeof(A) == 8 ? aoti_torch_dtype_float64() : aoti_torch_dtype_float32(), y);
     const Tensor a = widened<A>(x, layer.e5m2, like), b = widened<A>(weight, false, like);
     const Tensor sums = contiguous(torch_matmul(a, permute(b, {1, 0})));
     PlainFinish<Out> p{data<A>(sums), sums.size(0), sums.size(1), layer.row_scale, layer.col_scale};
@@ -111,9 +111,9 @@ void by_torch(const Tensor& y, const Tensor* z, const Tensor& x, const Tensor& w
 }  // namespace
 
 std::tuple<Tensor, Tensor> scaled_linear_cuda(const Tensor& x, const Tensor& weight,
-                                              const Tensor& x_scale, const Tensor& weight_scale,
                                               const std::optional<Tensor>& bias,
                                               const std::optional<Tensor>& residual,
+                                              const Tensor& x_scale, const Tensor& weight_scale,
                                               int64_t activation, bool e5m2, bool fast_accum,
                                               int64_t dtype, bool with_z) {
   const int32_t codes[] = {aoti_torch_dtype_float32(), aoti_torch_dtype_float16(),

@@ -28,7 +28,7 @@ bool run_fp8(const ProductCall& call, const Epilogue& epilogue) {
 // E4M3 times E4M3, with all that a linear layer does after the product.
 template <class Out, class Tile>
 bool run_layer(const ProductCall& call, const ScaledOptions& options) {
-  using Epilogue = ScaledLinearEpilogue<Out>;
+  using Epilogue = Scaled<LinearEpilogue<Out>>;
   return run_fp8<float8_e4m3, Tile, Epilogue>(call, {{options.finish, options.adds}});
 }
 
@@ -36,9 +36,9 @@ bool run_layer(const ProductCall& call, const ScaledOptions& options) {
 template <class Tile>
 bool run_gradient(const ProductCall& call, const ScaledOptions&) {
   using T = Mixed<float8_e5m2, float8_e4m3>;
-  if (call.dtype == DType::f32) return run_fp8<T, Tile, ScaledEpilogue<float>>(call, {});
-  if (call.dtype == DType::f16) return run_fp8<T, Tile, ScaledEpilogue<half>>(call, {});
-  return run_fp8<T, Tile, ScaledEpilogue<bfloat16>>(call, {});
+  if (call.dtype == DType::f32) return run_fp8<T, Tile, Scaled<CopyEpilogue<float>>>(call, {});
+  if (call.dtype == DType::f16) return run_fp8<T, Tile, Scaled<CopyEpilogue<half>>>(call, {});
+  return run_fp8<T, Tile, Scaled<CopyEpilogue<bfloat16>>>(call, {});
 }
 
 }  // namespace opforge

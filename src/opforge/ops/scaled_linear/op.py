@@ -22,10 +22,10 @@ from opforge.ops.families.norms import no_tensor
 def reference(
     x: Tensor,
     weight: Tensor,
-    x_scale: Tensor,
-    weight_scale: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
+    x_scale: Tensor,
+    weight_scale: Tensor,
     activation: int,
     e5m2: bool,
     fast_accum: bool,
@@ -54,10 +54,10 @@ def reference(
 def validate(
     x: Tensor,
     weight: Tensor,
-    x_scale: Tensor,
-    weight_scale: Tensor,
     bias: Tensor | None,
     residual: Tensor | None,
+    x_scale: Tensor,
+    weight_scale: Tensor,
     activation: int,
     dtype: int,
 ) -> None:
@@ -66,15 +66,14 @@ def validate(
         raise ValueError(f"opforge.scaled_linear: there is no dtype {dtype}")
     products.validate_linear("scaled_linear", x, weight, None, None)
     products.validate_options("scaled_linear", activation, False, torch.float32)
-    rows = math.prod(x.shape[:-1])
-    for name, scale, of, count in (
-        ("x_scale", x_scale, "x", rows),
-        ("weight_scale", weight_scale, "weight", weight.shape[0]),
+    for what, of, count, name, scale in (
+        ("x", x, math.prod(x.shape[:-1]), "x_scale", x_scale),
+        ("weight", weight, weight.shape[0], "weight_scale", weight_scale),
     ):
         if scale.dim() != 1 or scale.numel() not in (1, count):
             raise ValueError(
                 f"opforge.scaled_linear: {name} must have one value, or {count}: one per row of "
-                f"{of}; got shape {tuple(scale.shape)}"
+                f"{what} {tuple(of.shape)}; got shape {tuple(scale.shape)}"
             )
     result, shape = float8.RESULTS[dtype], (*x.shape[:-1], weight.shape[0])
     for name, other, wanted in (("bias", bias, shape[-1:]), ("residual", residual, shape)):
@@ -92,60 +91,58 @@ def validate(
             )
 
 
+def numbers(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    *,
+    per_row: bool = True,
+    e5m2: bool = False,
+) -> tuple[Any, ...]:
+    """The tensor arguments for two matrices, cast in plain PyTorch."""
+    x_bits, x_scale = float8.cast(x, float8.dtype_of(e5m2), per_row)
+    weight_bits, weight_scale = float8.cast(weight, float8.E4M3, per_row)
+    return x_bits, weight_bits, bias, residual, x_scale, weight_scale
+
+
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
-    """Both types, both scalings; sizes around a tile's; what follows the product; strided, empty."""
+    """Both types and scalings; sizes around a tile's; what follows the product; strided, empty."""
     dtype = float8.RESULTS.index(make.dtype)
-    gelu, silu = products.NAMES.index("gelu"), products.NAMES.index("silu")
-
-    def numbers(
-        rows: int, cols: int, outputs: int, per_row: bool = True, e5m2: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x, x_scale = float8.quantise(make(rows, cols), float8.dtype_of(e5m2), per_row)
-        weight, weight_scale = float8.quantise(make(outputs, cols), float8.E4M3, per_row)
-        return float8.padded(x), float8.padded(weight), x_scale, weight_scale
-
-    def options(
-        activation: int = products.NONE, e5m2: bool = False, fast: bool = False, z: bool = False
-    ) -> tuple[Any, ...]:
-        return activation, e5m2, fast, dtype, z
-
-    yield *numbers(70, 144, 40), make(40), None, *options()
-    yield *numbers(130, 272, 72), make(72), None, *options(gelu, z=True)
-    yield *numbers(66, 160, 264, per_row=False), None, make(66, 264), *options(products.RELU)
-    yield *numbers(33, 144, 40), make(40), make(33, 40), *options(silu, fast=True, z=True)
-    yield *numbers(136, 72, 24, e5m2=True), None, None, *options(e5m2=True)
-    yield *numbers(9, 300, 136, False, True), None, None, *options(e5m2=True)
-    yield *numbers(5, 40, 24, e5m2=True), make(24), None, *options(silu, e5m2=True)
-    x, weight, *scales = numbers(7, 31, 29)
-    yield x[:, :31], weight[:, :31], *scales, make(58)[::2], None, *options()
-    yield x[:, 1:32:2], weight[:, 1:32:2], *scales, None, make(29, 7).t(), *options()
-    x, weight, *scales = numbers(6, 48, 16)
-    yield x.view(2, 3, 48), weight, *scales, make(16), make(2, 3, 16), *options(gelu)
-    yield x[0], weight, scales[0][:1], scales[1], None, None, *options()
-    yield *numbers(0, 16, 8), make(8), None, *options(gelu, z=True)
-    yield *numbers(3, 0, 8), make(8), None, *options(silu, z=True)
-    yield *numbers(3, 16, 0), None, None, *options()
+    none, relu, gelu, silu = (products.NAMES.index(n) for n in (None, "relu", "gelu", "silu"))
+    plain, with_z = (False, False, dtype, False), (False, False, dtype, True)
+    e5m2 = none, True, False, dtype, False
+    yield *numbers(make(70, 144), make(40, 144), make(40)), none, *plain
+    yield *numbers(make(130, 272), make(72, 272), make(72)), gelu, *with_z
+    both = make(66, 160), make(264, 160)
+    yield *numbers(*both, None, make(66, 264), per_row=False), relu, *plain
+    both = make(33, 144), make(40, 144)
+    yield *numbers(*both, make(40), make(33, 40)), silu, False, True, dtype, True
+    yield *numbers(make(136, 72), make(24, 72), e5m2=True), *e5m2
+    yield *numbers(make(9, 300), make(136, 300), per_row=False, e5m2=True), *e5m2
+    yield *numbers(make(5, 40), make(24, 40), make(24), e5m2=True), silu, True, False, dtype, False
+    x, weight, _, _, *scales = numbers(make(7, 31), make(29, 31))
+    yield x[:, :31], weight[:, :31], make(58)[::2], None, *scales, none, *plain
+    yield x[:, 1:32:2], weight[:, 1:32:2], None, make(29, 7).t(), *scales, none, *plain
+    x, *rest = numbers(make(6, 48), make(16, 48), make(16), make(2, 3, 16))
+    yield x.view(2, 3, 48), *rest, gelu, *plain
+    x, *rest = numbers(make(1, 48), make(16, 48))
+    yield x[0], *rest, none, *plain
+    yield *numbers(make(0, 16), make(8, 16), make(8)), gelu, *with_z
+    yield *numbers(make(3, 0), make(8, 0), make(8)), silu, *with_z
+    yield *numbers(make(3, 16), make(0, 16)), none, *plain
 
 
 def sized(make: Make, rows: int, cols: int, features: int | None = None) -> dict[str, Any]:
     """``rows`` rows to ``cols`` outputs, from ``features`` features or as many as outputs."""
     k = cols if features is None else features
     x, weight, bias = make(rows, k), make(cols, k), make(cols)
-    dtype = float8.RESULTS.index(make.dtype)
-
-    def with_scales(per_row: bool) -> tuple[Tensor, ...]:
-        x_bits, x_scale = float8.quantise(x, float8.E4M3, per_row)
-        weight_bits, weight_scale = float8.quantise(weight, float8.E4M3, per_row)
-        return float8.padded(x_bits), float8.padded(weight_bits), x_scale, weight_scale, bias, None
-
-    rest = products.NONE, False
-    by_row, by_tensor = with_scales(True), with_scales(False)
-    return {
-        "row": (*by_row, *rest, False, dtype, False),
-        "row, fast_accum": (*by_row, *rest, True, dtype, False),
-        "tensor": (*by_tensor, *rest, False, dtype, False),
-        "tensor, fast_accum": (*by_tensor, *rest, True, dtype, False),
-    }
+    dtype, made = float8.RESULTS.index(make.dtype), {}
+    for name, per_row in (("row", True), ("tensor", False)):
+        tensors = numbers(x, weight, bias, per_row=per_row)
+        made[name] = *tensors, products.NONE, False, False, dtype, False
+        made[f"{name}, fast_accum"] = *tensors, products.NONE, False, True, dtype, False
+    return made
 
 
 def scaled_mm() -> Callable[..., Any]:
@@ -155,10 +152,10 @@ def scaled_mm() -> Callable[..., Any]:
     def run(
         x: Tensor,
         weight: Tensor,
-        x_scale: Tensor,
-        weight_scale: Tensor,
         bias: Tensor | None,
         residual: Tensor | None,
+        x_scale: Tensor,
+        weight_scale: Tensor,
         activation: int,
         e5m2: bool,
         fast_accum: bool,
@@ -181,12 +178,14 @@ def scaled_mm() -> Callable[..., Any]:
 
 
 op = Op(
-    schema="scaled_linear(Tensor x, Tensor weight, Tensor x_scale, Tensor weight_scale, "
-    "Tensor? bias, Tensor? residual, int activation, bool e5m2, bool fast_accum, int dtype, "
+    schema="scaled_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, "
+    "Tensor x_scale, Tensor weight_scale, int activation, bool e5m2, bool fast_accum, int dtype, "
     "bool with_z) -> (Tensor y, Tensor z)",
     reference=reference,
     dtypes=(torch.float32, torch.float16, torch.bfloat16),
     own_dtypes={
+        "bias": float8.RESULTS,
+        "residual": float8.RESULTS,
         "x": (torch.uint8,),
         "weight": (torch.uint8,),
         "x_scale": (torch.float32,),
@@ -243,7 +242,8 @@ def scaled_linear(
                 f"scale; pass {what}_scale, the second result of opforge.quantize_fp8, or "
                 "torch.ones(()) if there is none"
             )
-    assert x_scale is not None and weight_scale is not None
+    assert x_scale is not None
+    assert weight_scale is not None
     if weight.dtype != float8.E4M3:
         raise TypeError(
             f"{name}: weight must be torch.float8_e4m3fn, got {weight.dtype}; only x may be "
@@ -257,10 +257,10 @@ def scaled_linear(
     y: Tensor = op(
         x.view(torch.uint8),
         weight.view(torch.uint8),
-        x_scale.reshape(-1),
-        weight_scale.reshape(-1),
         bias,
         residual,
+        x_scale.reshape(-1),
+        weight_scale.reshape(-1),
         products.code_of("scaled_linear", activation),
         x.dtype == float8.E5M2,
         fast_accum,

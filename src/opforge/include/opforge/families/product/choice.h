@@ -168,9 +168,9 @@ extern "C" __attribute__((visibility("default"), weak)) void opforge_set_choices
 extern "C" __attribute__((visibility("default"), weak)) const char* opforge_record_products(
     int start) {
   static std::string result;                       // unreached: only opforge.tune calls it
-  auto& known = opforge::detail::product_choices;  // unreached
-  const std::lock_guard hold(known.lock);          // unreached
-  known.records = start != 0;                      // unreached
-  result = std::exchange(known.recorded, {});      // unreached
-  return result.c_str();                           // unreached
+  auto& known = opforge::detail::product_choices;  // unreached: the same
+  const std::lock_guard hold(known.lock);          // unreached: the same
+  known.records = start != 0;                      // unreached: the same
+  result = std::exchange(known.recorded, {});      // unreached: the same
+  return result.c_str();                           // unreached: the same
 }
