@@ -261,14 +261,32 @@ def sized(make: Make, rows: int, cols: int, features: int | None = None) -> dict
     }
 
 
-def bf16_linear() -> Any:
-    """The same layer without casts, by torch."""
+def scaled_mm() -> Any:
+    """The forward by torch: its ops for the casts, and torch._scaled_mm."""
+    multiply = torch._scaled_mm
 
     def run(
-        x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: int
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        activation: int,
+        per_row: bool,
+        fast_accum: bool,
     ) -> Tensor:
-        linear = torch.nn.functional.linear(x, weight, bias)
-        y = products.finish(linear, activation, 1.0, None, None)
+        def cast(matrix: Tensor) -> tuple[Tensor, Tensor]:
+            largest = matrix.abs().amax(1, keepdim=True) if per_row else matrix.abs().amax()
+            scale = largest.float() / float8.MOST[float8.E4M3]
+            return (matrix / scale).to(float8.E4M3), scale
+
+        rows, scale = cast(products.rows_of(x))
+        columns, weight_scale = cast(weight)
+        z: Tensor = multiply(
+            *(rows, columns.t(), scale, weight_scale.t(), bias),
+            out_dtype=x.dtype,
+            use_fast_accum=fast_accum,
+        )
+        y = products.finish(z.unflatten(0, x.shape[:-1]), activation, 1.0, None, None)
         return y if residual is None else y + residual
 
     return run
@@ -297,7 +315,7 @@ op = Op(
     operations=lambda x, weight: 2 * x.numel() * weight.shape[0],
     product=lambda x, weight: (products.rows_of(x), weight.t()),
     sized=sized,
-    peers={"linear without casts": bf16_linear},
+    peers={"torch._scaled_mm": scaled_mm},
     rowwise=True,
     autocast="promote",
 )
