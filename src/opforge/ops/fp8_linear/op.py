@@ -277,7 +277,7 @@ def scaled_mm() -> Any:
         def cast(matrix: Tensor) -> tuple[Tensor, Tensor]:
             largest = matrix.abs().amax(1, keepdim=True) if per_row else matrix.abs().amax()
             scale = largest.float() / float8.MOST[float8.E4M3]
-            return (matrix / scale).to(float8.E4M3), scale
+            return (matrix.float() / scale).to(float8.E4M3), scale
 
         rows, scale = cast(products.rows_of(x))
         columns, weight_scale = cast(weight)
