@@ -54,6 +54,18 @@ def cumsum(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = Fa
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Set elements to 0 with probability ``p`` and divide the others by ``1 - p``."""
 
+def fp8_linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    *,
+    scaling: Literal["row", "tensor"] = "row",
+    fast_accum: bool = False,
+) -> Tensor:
+    """``activation(x @ weight.T + bias) + residual``, multiplied as FP8 numbers."""
+
 def gated_linear(
     x: Tensor,
     gate_weight: Tensor,
@@ -188,6 +200,9 @@ def log_softmax(
 ) -> Tensor:
     """``log_softmax(x * scale + mask)`` over the last dim, computed in float32 and rounded once."""
 
+def matmul(a: Tensor, b: Tensor, kernel: str | None = None, *, tf32: bool = False) -> Tensor:
+    """``a @ b``, by the kernel named. Shapes broadcast as those of :func:`torch.matmul`."""
+
 def mlp(
     x: Tensor,
     up_weight: Tensor,
@@ -200,6 +215,7 @@ def mlp(
     gate_bias: Tensor | None = None,
     residual: Tensor | None = None,
     tf32: bool = False,
+    fp8: Literal["row", "tensor"] | None = None,
 ) -> Tensor:
     """``linear(activation(linear(x, up_weight, up_bias)), down_weight, down_bias) + residual``."""
 
@@ -278,6 +294,21 @@ def rope(
 
 def scale_bias_relu(x: Tensor, bias: Tensor, scale: float = 1.0) -> Tensor:
     """``relu(x * scale + bias)``, with ``bias`` along the last dim of ``x``."""
+
+def scaled_linear(
+    x: Tensor,
+    weight: Tensor,
+    x_scale: Tensor | None = None,
+    weight_scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    *,
+    out_dtype: dtype = ...,
+    fast_accum: bool = False,
+) -> Tensor:
+    """``activation((x * x_scale) @ (weight * weight_scale).T + bias) + residual`` of FP8
+    numbers."""
 
 def softmax(
     x: Tensor,

@@ -283,3 +283,22 @@ def test_equal_values_are_rounded_alike():
     assert not torch.equal(rounded, others)
     off = (rounded[0].double() - x[0].double() ** 2) / x[0].double() ** 2
     assert 2**-12 < float(off.abs().max()) <= 2**-7
+
+
+@pytest.mark.parametrize(("more", "outcome"), [("", PASSED), (" + torch.rand(())", FAILED)])
+def test_a_batch_of_bytes_alone_has_no_gradient(tmp_path, more, outcome):
+    """The row batches all tensors, then the first, which may have none."""
+    op = load_record(
+        tmp_path,
+        f"""
+        op = Op(
+            schema="times(Tensor bits, Tensor x) -> Tensor y",
+            reference=lambda bits, x: bits * x{more},
+            own_dtypes={{"bits": (torch.uint8,)}},
+            cases=lambda make: [(torch.arange(9, dtype=torch.uint8), make(9))],
+        )
+        """,
+    )
+    (row,) = find(["vmap"])
+    result = worker.run(row, Trial(op, Place("cpu")))
+    assert result.outcome == outcome, result.text

@@ -19,6 +19,7 @@ OPS = discover.builtin_names()
 TWINS = {
     "bias_dropout_residual": "dropout",
     "bias_gelu": "scale_bias_relu",
+    "fp8_linear": "scaled_linear",
     "gated_linear": "linear",
     "geglu": "reglu",
     "layer_norm": "rms_norm",

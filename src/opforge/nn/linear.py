@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 import opforge
-from opforge.ops.families import products
+from opforge.ops.families import float8, products
 
 # What others call the two layers of an MLP: torch.nn.Sequential with an activation between them,
 # and vision transformers.
 _OTHER_NAMES = {"0": "up", "2": "down", "fc1": "up", "fc2": "down"}
+
+Scaling = Literal["row", "tensor"] | None
 
 
 class Linear(nn.Linear):
@@ -28,6 +30,8 @@ class Linear(nn.Linear):
             ``weight.main_grad``, as in Megatron, and leaves ``weight.grad`` alone. The first
             forward makes one of zeros if there is none. The optimizer has to read it, and to set it
             to zero. See :func:`opforge.linear`.
+        fp8: multiply as FP8 with scales per "row" or per "tensor", see :func:`opforge.fp8_linear`.
+            Parameters keep their dtype.
     """
 
     def __init__(
@@ -41,23 +45,29 @@ class Linear(nn.Linear):
         activation: str | None = None,
         tf32: bool = False,
         main_grad: bool = False,
+        fp8: Scaling = None,
     ) -> None:
         products.code_of("nn.Linear", activation)
+        _check_fp8("nn.Linear", fp8, tf32)
         super().__init__(in_features, out_features, bias, device, dtype)
+        if fp8 and main_grad:
+            raise ValueError(
+                "opforge.nn.Linear: fp8 and main_grad exclude each other; leave one out"
+            )
         self.activation, self.tf32, self.main_grad = activation, tf32, main_grad
+        self.fp8 = fp8
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """``activation(linear(x)) + residual``."""
+        arguments = x, self.weight, self.bias, self.activation, residual
+        if self.fp8 is not None:
+            return opforge.fp8_linear(*arguments, scaling=self.fp8)
         total = _main_grad(self.weight) if self.main_grad else None
-        return opforge.linear(
-            *(x, self.weight, self.bias, self.activation, residual),
-            tf32=self.tf32,
-            main_grad=total,
-        )
+        return opforge.linear(*arguments, tf32=self.tf32, main_grad=total)
 
     def extra_repr(self) -> str:
         """The arguments that repr() shows."""
-        shown = super().extra_repr() + _shown(self.activation, None, self.tf32)
+        shown = super().extra_repr() + _shown(self.activation, None, self.tf32, self.fp8)
         return shown + ", main_grad=True" * self.main_grad
 
 
@@ -75,6 +85,8 @@ class MLP(nn.Module):
         bias: whether the layers have one.
         activation: None, "relu", "gelu", "gelu_tanh", "silu" or "sigmoid".
         tf32: multiply float32 as TF32, see :func:`opforge.linear`.
+        fp8: multiply as FP8 with scales per "row" or per "tensor", see :func:`opforge.fp8_linear`.
+            Parameters keep their dtype.
     """
 
     def __init__(
@@ -88,13 +100,15 @@ class MLP(nn.Module):
         *,
         activation: str | None = "gelu",
         tf32: bool = False,
+        fp8: Scaling = None,
     ) -> None:
         products.code_of("nn.MLP", activation)
+        _check_fp8("nn.MLP", fp8, tf32)
         super().__init__()
         outputs = features if outputs is None else outputs
         self.up = nn.Linear(features, hidden, bias, device, dtype)
         self.down = nn.Linear(hidden, outputs, bias, device, dtype)
-        self.activation, self.tf32 = activation, tf32
+        self.activation, self.tf32, self.fp8 = activation, tf32, fp8
         self.register_load_state_dict_pre_hook(_rename)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -105,11 +119,12 @@ class MLP(nn.Module):
             activation=self.activation,
             residual=residual,
             tf32=self.tf32,
+            fp8=self.fp8,
         )
 
     def extra_repr(self) -> str:
         """The arguments that repr() shows."""
-        return _shown(self.activation, "gelu", self.tf32).removeprefix(", ")
+        return _shown(self.activation, "gelu", self.tf32, self.fp8).removeprefix(", ")
 
 
 class GatedMLP(nn.Module):
@@ -128,6 +143,8 @@ class GatedMLP(nn.Module):
             or None.
         packed: whether gate and up share a weight.
         tf32: multiply float32 as TF32, see :func:`opforge.linear`.
+        fp8: multiply as FP8 with scales per "row" or per "tensor", see :func:`opforge.fp8_linear`.
+            Parameters keep their dtype.
     """
 
     def __init__(
@@ -142,8 +159,10 @@ class GatedMLP(nn.Module):
         activation: str | None = "silu",
         packed: bool = False,
         tf32: bool = False,
+        fp8: Scaling = None,
     ) -> None:
         products.code_of("nn.GatedMLP", activation)
+        _check_fp8("nn.GatedMLP", fp8, tf32)
         super().__init__()
         outputs = features if outputs is None else outputs
         if packed:
@@ -152,7 +171,8 @@ class GatedMLP(nn.Module):
             self.gate_proj = nn.Linear(features, hidden, bias, device, dtype)
             self.up_proj = nn.Linear(features, hidden, bias, device, dtype)
         self.down_proj = nn.Linear(hidden, outputs, bias, device, dtype)
-        self.activation, self.packed, self.tf32 = activation, packed, tf32
+        self.activation, self.packed = activation, packed
+        self.tf32, self.fp8 = tf32, fp8
         self.register_load_state_dict_pre_hook(_repack)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -166,13 +186,14 @@ class GatedMLP(nn.Module):
             activation=self.activation,
             residual=residual,
             tf32=self.tf32,
+            fp8=self.fp8,
             **gate,
         )
 
     def extra_repr(self) -> str:
         """The arguments that repr() shows."""
         packed = ", packed=True" * self.packed
-        return (_shown(self.activation, "silu", self.tf32) + packed).removeprefix(", ")
+        return (_shown(self.activation, "silu", self.tf32, self.fp8) + packed).removeprefix(", ")
 
 
 def _main_grad(weight: Any) -> Tensor:
@@ -184,9 +205,16 @@ def _main_grad(weight: Any) -> Tensor:
     return total
 
 
-def _shown(activation: str | None, usual: str | None, tf32: bool) -> str:
+def _check_fp8(module: str, fp8: str | None, tf32: bool) -> None:
+    if fp8 not in (None, *float8.SCALINGS):
+        raise ValueError(f"opforge.{module}: fp8 must be None, 'row' or 'tensor', got {fp8!r}")
+    if fp8 and tf32:
+        raise ValueError(f"opforge.{module}: tf32 and fp8 exclude each other; leave one out")
+
+
+def _shown(activation: str | None, usual: str | None, tf32: bool, fp8: str | None) -> str:
     chosen = "" if activation == usual else f", activation={activation!r}"
-    return chosen + ", tf32=True" * tf32
+    return chosen + ", tf32=True" * tf32 + (f", fp8={fp8!r}" if fp8 else "")
 
 
 def _rename(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

@@ -80,9 +80,14 @@ def _check_tensor(op: Op, name: str, tensor: torch.Tensor) -> None:
     allowed = op.allowed(name)
     if tensor.dtype not in allowed:
         names = ", ".join(str(d).removeprefix("torch.") for d in allowed)
+        remedy = f"Convert it with {name}.to({allowed[0]})"
+        if str(tensor.dtype).startswith("torch.float8"):
+            remedy = (
+                f"FP8 values need their scale: pass ({name}.float() * scale).to({allowed[0]}), or "
+                "multiply them with opforge.scaled_linear"
+            )
         raise TypeError(
-            f"opforge.{op.name}: {name} has dtype {tensor.dtype}; supported: {names}. "
-            f"Convert it with {name}.to({allowed[0]})"
+            f"opforge.{op.name}: {name} has dtype {tensor.dtype}; supported: {names}. {remedy}"
         )
 
 

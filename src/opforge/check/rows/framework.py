@@ -178,6 +178,8 @@ def _batched_gradients(
 ) -> None:
     """The gradients of each sample by torch.func equal those of a loop."""
     positions = tuple(i for i, name in enumerate(samples) if samples[name].is_floating_point())
+    if not positions:  # only bytes or labels are batched
+        return
     made = as_tuple(run(*[x[..., 0] for x in samples.values()]))
     weights = [inputs.random_gradient(o, t.seed) for o in made if o.is_floating_point()]
 

@@ -10,7 +10,7 @@ cost memory from the forward to the backward, and a read.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from opforge.op import FLOATS, Backward, Make, Op
 from opforge.ops.families import product_gradients, products
 from opforge.ops.families.norms import no_tensor
 from opforge.ops.families.product_gradients import below
+
+from . import fp8 as by_fp8
 
 
 def is_gated(up_weight: Tensor, down_weight: Tensor, gate_weight: Tensor | None) -> bool:
@@ -383,6 +385,7 @@ def mlp(
     gate_bias: Tensor | None = None,
     residual: Tensor | None = None,
     tf32: bool = False,
+    fp8: Literal["row", "tensor"] | None = None,
 ) -> Tensor:
     """``linear(activation(linear(x, up_weight, up_bias)), down_weight, down_bias) + residual``.
 
@@ -401,10 +404,17 @@ def mlp(
         gate_bias: (hidden,), or None.
         residual: is added to the result; of its shape.
         tf32: multiply float32 as TF32, see :func:`opforge.linear`.
+        fp8: multiply as FP8 with scales per "row" or per "tensor", see :func:`opforge.fp8_linear`.
     """
     code = products.code_of("mlp", activation)
     products.validate_options("mlp", code, tf32, x.dtype)  # kernels ignore what is no option
     first = x, up_weight, down_weight, up_bias, down_bias, gate_weight, gate_bias
+    if fp8 is not None:
+        if tf32:
+            raise ValueError("opforge.mlp: tf32 and fp8 exclude each other; leave one out")
+        validate(*first, residual, code, tf32)
+        gated = is_gated(up_weight, down_weight, gate_weight)
+        return by_fp8.mlp(*first, residual, activation, gated, fp8)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in first)
     y: Tensor = op(*first, residual, code, tf32, save)
     return y

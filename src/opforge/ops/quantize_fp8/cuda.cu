@@ -56,7 +56,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_fp8_cuda(const Tensor& x, bo
     };
     e5m2 ? run(Type<float8_e5m2>{}) : run(Type<float8_e4m3>{});
   });
-  return {q, scale, q_t, scale_t};
+  return {scale, q, scale_t, q_t};
 }
 
 OPFORGE_IMPL(quantize_fp8, quantize_fp8_cuda)

@@ -31,9 +31,9 @@ def reference(
 
     def one(wanted: bool, matrix: Tensor) -> tuple[Tensor, Tensor]:
         if not wanted:
-            return x.new_empty(0, dtype=torch.uint8), x.new_empty(0, dtype=torch.float32)
+            return x.new_empty(0, dtype=torch.float32), x.new_empty(0, dtype=torch.uint8)
         bits, scale = float8.quantise(matrix, dtype, per_row)
-        return float8.padded(bits), scale
+        return scale, float8.padded(bits)
 
     return *one(rows, matrix), *one(columns, matrix.t())
 
@@ -77,7 +77,7 @@ def sized(make: Make, rows: int, cols: int) -> dict[str, tuple[Any, ...]]:
 
 op = Op(
     schema="quantize_fp8(Tensor x, bool e5m2, bool per_row, bool rows, bool columns) "
-    "-> (Tensor q, Tensor scale, Tensor q_t, Tensor scale_t)",
+    "-> (Tensor scale, Tensor q, Tensor scale_t, Tensor q_t)",
     reference=reference,
     validate=validate,
     cases=cases,
@@ -96,7 +96,7 @@ def quantize_fp8(
 ) -> tuple[Tensor, ...]:
     """FP8 numbers and float32 scales: ``q.float() * scale`` is near ``x``.
 
-    It is not differentiable; :func:`opforge.linear_fp8` is.
+    It is not differentiable; :func:`opforge.fp8_linear` is.
 
     Args:
         x: (..., features). Rows are along the last dim.
@@ -115,7 +115,7 @@ def quantize_fp8(
             f"got {dtype}"
         )
     per_row = float8.by_row("quantize_fp8", scaling)
-    bits, scale, bits_t, scale_t = op(x, dtype == float8.E5M2, per_row, True, transposed)
+    scale, bits, scale_t, bits_t = op(x, dtype == float8.E5M2, per_row, True, transposed)
     rows = math.prod(x.shape[:-1])
 
     def shaped(bits: Tensor, scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:

@@ -74,7 +74,8 @@ OPFORGE_HOST_DEVICE float widened_float8(uint8_t x) {
     return float_of(sign | (infinite ? 0x7f800000u : 0x7fc00000u));
   }
   // The bits under a float's exponent, rescaled: right for subnormal numbers, too.
-  const float scaled = float_of(magnitude << kShift) * float_of(power_bits(126 + T::kLeastExponent));
+  const float scaled =
+      float_of(magnitude << kShift) * float_of(power_bits(126 + T::kLeastExponent));
   return float_of(bits_of(scaled) | sign);
 }
 

@@ -184,9 +184,9 @@ __device__ __forceinline__ void multiply(float (&d)[N_ / 2], uint64_t a, uint64_
 }  // namespace detail
 
 // Adds to `sums`, or writes it, the product of 64 rows of a and N columns of b along kMultiplyBytes
-// of the inner dim: bfloat16, half, float whose values are TF32, or FP8 (T is float8_e4m3 or a Mixed
-// of float8_e4m3 and float8_e5m2). Every thread of the warp group calls it with the same operands.
-// It runs on while the thread goes on; see warpgroup_wait().
+// of the inner dim: bfloat16, half, float whose values are TF32, or FP8 (T is float8_e4m3 or a
+// Mixed of float8_e4m3 and float8_e5m2). Every thread of the warp group calls it with the same
+// operands. It runs on while the thread goes on; see warpgroup_wait().
 //
 // For FP8, tensor cores align the products of a call with the sum so far and keep some 14 bits of
 // them: a long sum needs float additions of shorter ones. The simulator adds all as floats.
@@ -197,9 +197,9 @@ __device__ __forceinline__ void warpgroup_multiply(float (&sums)[N / 2], const T
 #if defined(OPFORGE_SIM)
   static_assert(sizeof(T) == 2 || (major_a == Major::inner && major_b == Major::inner));
   using Operands = detail::Operands<T>;
-  sim::warpgroup_multiply(sums, {a, b, N, int(sizeof(T)),
-                                 detail::widen_operand<typename Operands::A>,
-                                 detail::widen_operand<typename Operands::B>, add});
+  sim::warpgroup_multiply(sums,
+                          {a, b, N, int(sizeof(T)), detail::widen_operand<typename Operands::A>,
+                           detail::widen_operand<typename Operands::B>, add});
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
   detail::multiply<T, N, major_a, major_b>(sums, a.descriptor, b.descriptor, int(add));
 #endif

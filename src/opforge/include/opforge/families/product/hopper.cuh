@@ -92,13 +92,14 @@ struct HopperProduct {
   static constexpr int kCols = Tile::kN / kParts;  // of the result
   static constexpr int kRowBlocks = Tile::kRows / 64;
 
-  // A value per column of the result, for each of them (a bias).
-  static constexpr int kColumns = Epilogue::kColumns;
-  using Columns = float[std::max(kColumns, 1)][(kCols + kWarpGroup - 1) / kWarpGroup];
+  // Whether the sums are multiplied by a factor per row and one per column before the epilogue gets
+  // them. The latter are the last of the values per column.
+  static constexpr bool kScales = requires { Epilogue::kScales; };
+  using RowFactors = float[Tile::kRows / 64][2];  // those of a thread's values
 
-  // A factor per row of the product, if the epilogue wants it: those of a thread's values.
-  static constexpr bool kScalesRows = requires { Epilogue::kScalesRows; };
-  using RowFactors = float[Tile::kRows / 64][2];
+  // A value per column of the result, for each of them (a bias), and those that the epilogue reads.
+  static constexpr int kColumns = Epilogue::kColumns, kColumnsRead = kColumns - int(kScales);
+  using Columns = float[std::max(kColumns, 1)][(kCols + kWarpGroup - 1) / kWarpGroup];
 
   // The result leaves in chunks of 64 rows x 128 bytes, 16 rows by each warp. Warps do not wait for
   // each other.
@@ -415,11 +416,21 @@ struct HopperProduct {
       rows[i / 2][i % 2] = row < p.m ? p.rows.at(batch, row) : 0.0f;
     }
   }
-  __device__ static void scale_rows(const RowFactors& rows, Sums& sums) {
+  __device__ static void scale(const Shared& s, int consumer, const RowFactors& rows, Sums& sums) {
+    const float* const factors = s.column(consumer, kColumns - 1) + threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int r = 0; r < kRowBlocks; ++r) {
+    for (int i = 0; i < Tile::kN / 2; i += 4) {
+      const float2 pair = *reinterpret_cast<const float2*>(factors + i * 2);
 #pragma unroll
-      for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] *= rows[r][i / 2 % 2];
+      for (int r = 0; r < kRowBlocks; ++r) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          sums[r][i + 2 * half] *= rows[r][half];
+          sums[r][i + 2 * half] *= pair.x;
+          sums[r][i + 2 * half + 1] *= rows[r][half];
+          sums[r][i + 2 * half + 1] *= pair.y;
+        }
+      }
     }
   }
 
@@ -498,7 +509,7 @@ struct HopperProduct {
   }
 
   using In = float[std::max(Epilogue::kIn, 1)][kStep];
-  using ColumnValues = float[std::max(kColumns, 1)][kStep];
+  using ColumnValues = float[std::max(kColumnsRead, 1)][kStep];
   using Results = float[Epilogue::kOut][kStep];
 
   // A thread's place in the slots: with 16-bit results, that of the row which it names to
@@ -558,7 +569,7 @@ struct HopperProduct {
   __device__ static void read_columns(const Shared& s, int consumer, int first_col,
                                       ColumnValues& columns) {
 #pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
+    for (int i = 0; i < kColumnsRead; ++i) {
 #pragma unroll
       for (int v = 0; v < kStep; v += 4) {
         const float2 pair = *reinterpret_cast<const float2*>(s.column(consumer, i) + first_col +
@@ -713,6 +724,7 @@ struct HopperProduct {
                                                 int batch, int tile_row, int tile_col, int end,
                                                 const Sums& sums) {
     constexpr bool kShort = kKnown<Transform> && Tile::kSplit == 1;
+    constexpr bool kEarly = kShort && kColumns <= 1;  // more would not fit the registers
     constexpr int kCopies = kShort ? kAllChunks : 1;
     int ins = p.ins, outs = p.outs;
     if constexpr (kKnown<Transform>) ins = Transform::kIns, outs = Transform::kOuts;
@@ -735,8 +747,8 @@ struct HopperProduct {
       float chunk[kParts][kValues];
       pick(sums, i, chunk);
       // Those of a short transform are asked for before it waits.
-      ColumnValues columns[kShort ? kValues / kStep : 1];
-      if constexpr (kShort) {
+      ColumnValues columns[kEarly ? kValues / kStep : 1];
+      if constexpr (kEarly) {
 #pragma unroll
         for (int j = 0; j < kValues / kStep; ++j) {
           read_columns(s, consumer, in_tile + j * kStep * 2, columns[j]);
@@ -754,9 +766,9 @@ struct HopperProduct {
       }
 #pragma unroll
       for (int first = 0; first < kValues; first += kStep) {
-        if constexpr (!kShort) read_columns(s, consumer, in_tile + first * 2, columns[0]);
+        if constexpr (!kEarly) read_columns(s, consumer, in_tile + first * 2, columns[0]);
         transform_step(transform, p, s, slots, in_slot, first, chunk,
-                       columns[kShort ? first / kStep : 0]);
+                       columns[kEarly ? first / kStep : 0]);
       }
       fence_for_copies();
       __syncwarp();
@@ -855,7 +867,7 @@ struct HopperProduct {
       Columns columns;
       load_columns(p, batch, col, columns);
       RowFactors rows;
-      if constexpr (kScalesRows) {
+      if constexpr (kScales) {
         load_rows(p, batch, row + (Tile::kPingPong ? 0 : consumer * Tile::kRows), rows);
       }
       if constexpr (Tile::kPingPong) sync_some(kOrder + consumer, 2 * kWarpGroup);
@@ -870,11 +882,11 @@ struct HopperProduct {
         at.advance(work.stages_of(p, t + work.step));
       }
       if constexpr (Tile::kSplit > 1) exchange(s, consumer, sums);
-      if constexpr (kScalesRows) scale_rows(rows, sums);
       if constexpr (kColumns > 0) {
         store_columns(s, consumer, columns);
         sync_group(consumer);
       }
+      if constexpr (kScales) scale(s, consumer, rows, sums);
       p.epilogue.choose(p, [&](const auto& transform) {
         const int batch_out = kGroups == Groups::rows ? 0 : batch;
         finish(transform, maps, p, s, slots, batch_out, row, col, end, sums);
@@ -906,10 +918,10 @@ struct HopperProduct {
     }
     Work work(p);
     if (group == 0) {
-      if constexpr (Tile::kConsumers == 2) give_registers<40>();
+      if constexpr (Tile::kConsumers == 2) give_registers<kScales ? 24 : 40>();
       produce(maps, p, work, s);
     } else {
-      if constexpr (Tile::kConsumers == 2) take_registers<232>();
+      if constexpr (Tile::kConsumers == 2) take_registers<kScales ? 240 : 232>();
       consume(maps, p, work, s, group - 1);
     }
     // Until nobody arrives at this block's barriers or writes to its memory.

@@ -39,6 +39,7 @@ inline std::vector<int64_t> linear_shape(const char* op, const Tensor& x, const 
                 ": x must be (..., features) and weight (outputs, features)");
   OPFORGE_CHECK(same_device(x, weight) && dtype_code(x) == dtype_code(weight), op,
                 ": x and weight differ in device or dtype");
+  dtype_of(x);  // refuses others
   std::vector<int64_t> shape(sizes(x).begin(), sizes(x).end());
   shape.back() = weight.size(0);
   if (bias) {

@@ -1,57 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// Epilogues of products of scaled numbers (FP8): the sums are multiplied by a factor per row and
-// one per column, the last of the epilogue's columns. Includes no torch header.
+// Epilogues of products of scaled numbers (FP8). Includes no torch header.
 #pragma once
 
 #include <opforge/families/product/epilogue.cuh>
 
 namespace opforge {
 
-// y = a b with both factors.
-template <class Out_>
-struct ScaledEpilogue {
-  using Out = Out_;
-  static constexpr int kParts = 1, kIn = 0, kOut = 1, kColumns = 1;
-  static constexpr bool kSums = false, kScalesRows = true;
-
-  template <class P, class F>
-  __device__ __forceinline__ void choose(const P& p, const F& f) const {
-    f([]<int N, int In>(const float (&product)[1][N], const float (&)[In][N],
-                        const float (&columns)[1][N], float (&out)[1][N]) {
-#pragma unroll
-      for (int v = 0; v < N; ++v) out[0][v] = product[0][v] * columns[0][v];
-    });
-  }
+// Another epilogue, which gets the sums multiplied by a factor per row and one per column. The
+// latter come after the values per column of that epilogue.
+template <class Epilogue>
+struct Scaled : Epilogue {
+  static constexpr int kColumns = Epilogue::kColumns + 1;
+  static constexpr bool kScales = true;
 };
 
-// All that linear does after the product, of the scaled one.
+// y = a b
 template <class Out_>
-struct ScaledLinearEpilogue {
+struct CopyEpilogue {
   using Out = Out_;
-  using Linear = LinearEpilogue<Out>;
-  static constexpr int kParts = 1, kIn = Linear::kIn, kOut = Linear::kOut, kColumns = 2;
-  static constexpr bool kSums = false, kScalesRows = true;
-  Linear linear;
+  static constexpr int kParts = 1, kIn = 0, kOut = 1, kColumns = 0;
+  static constexpr bool kSums = false;
 
   template <class P, class F>
   __device__ __forceinline__ void choose(const P& p, const F& f) const {
-    linear.choose(p, [&]<class Transform>(const Transform& transform) {
-      const auto scaled_first = [&]<int N>(const float (&product)[1][N], const float (&in)[1][N],
-                                           const float (&columns)[2][N], float (&out)[2][N]) {
-        float scaled[1][N], bias[1][N];
+    const auto copy = []<int N, int In, int Columns>(
+                          const float (&product)[1][N], const float (&)[In][N],
+                          const float (&)[Columns][N], float (&out)[1][N]) {
 #pragma unroll
-        for (int v = 0; v < N; ++v) {
-          scaled[0][v] = product[0][v] * columns[1][v];
-          bias[0][v] = columns[0][v];
-        }
-        transform(scaled, in, bias, out);
-      };
-      if constexpr (requires { Transform::kOuts; }) {
-        f(with_known<Transform::kIns, Transform::kOuts>(scaled_first));
-      } else {
-        f(scaled_first);
-      }
-    });
+      for (int v = 0; v < N; ++v) out[0][v] = product[0][v];
+    };
+    p.plain ? f(copy) : f(with_known<0, 1>(copy));
   }
 };
 
