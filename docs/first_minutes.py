@@ -143,10 +143,11 @@ class Session:
         return "\n".join(
             [
                 "# The first minutes with an op of your own\n",
-                "From a formula to a wheel that runs elsewhere, without a GPU. This is a transcript:"
-                " `python docs/first_minutes.py`\nran every command, in an empty folder with an"
-                f" empty cache, on {date} with {cores} cores. The seconds are those that one waits,"
-                f"\n{self.waited:.0f} in all. [new.md](new.md) explains the commands.\n",
+                "From a formula to a wheel that runs elsewhere, without a GPU. This is a transcript.",
+                "`python docs/first_minutes.py` ran every command, in an empty folder with an empty"
+                f" cache, on {date}, with {cores} cores.",
+                f"The seconds are those that one waits, {self.waited:.0f} in all."
+                " [new.md](new.md) explains the commands.\n",
                 *self._parts,
             ]
         )

@@ -51,7 +51,7 @@ struct AmpereProduct {
   using Params = AmpereParams<Epilogue>;
   static constexpr Major kMajorA = a_major, kMajorB = b_major;
   static_assert(sizeof(T) == 2 || (a_major == Major::inner && b_major == Major::inner));
-  static_assert(!requires { Epilogue::kScalesRows; });
+  static_assert(!requires { Epilogue::kScales; });
 
   // Of a block, and of a warp.
   static constexpr int kM = 128, kN = 128, kWarpM = 64, kWarpN = 32;
