@@ -143,7 +143,7 @@ class Session:
         return "\n".join(
             [
                 "# The first minutes with an op of your own\n",
-                "From a formula to a wheel that runs elsewhere, without a GPU. This is a transcript.",
+                "From a formula to a wheel that runs elsewhere, without a GPU: a transcript.",
                 "`python docs/first_minutes.py` ran every command, in an empty folder with an empty"
                 f" cache, on {date}, with {cores} cores.",
                 f"The seconds are those that one waits, {self.waited:.0f} in all."
