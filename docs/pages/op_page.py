@@ -220,7 +220,7 @@ def _gradients(op: Op, checks: dict[str, dict[str, Result]]) -> str:
 def _saved(op: Op) -> tuple[list[str], list[str]]:
     """The tensors that a backward asks for, and its shapes and numbers, by name."""
     if isinstance(op.backward, Backward):
-        asked = [a.name for a in op.kernels[1].args]
+        asked = [a.name for a in op.functions[1].args]
     elif op.backward is not None:
         asked = list(inspect.signature(op.backward).parameters)
     else:

@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from typing import Literal, overload
 
-from torch import Tensor
+from torch import Tensor, dtype
 
 from opforge import nn as nn
 from opforge import sim as sim
@@ -54,6 +54,18 @@ def cumsum(x: Tensor, dim: int = -1, exclusive: bool = False, reverse: bool = Fa
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Set elements to 0 with probability ``p`` and divide the others by ``1 - p``."""
 
+def gated_linear(
+    x: Tensor,
+    gate_weight: Tensor,
+    up_weight: Tensor | None = None,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    activation: str | None = "silu",
+    *,
+    tf32: bool = False,
+) -> Tensor:
+    """``activation(x @ gate_weight.T + gate_bias) * (x @ up_weight.T + up_bias)``."""
+
 def geglu(gate: Tensor, up: Tensor | None = None, approximate: str = "none") -> Tensor:
     """``gelu(gate) * up``. Without ``up``, the last dim of ``gate`` holds both halves."""
 
@@ -69,6 +81,16 @@ def group_norm(
 ) -> Tensor:
     """``(x - mean) / sqrt(var + eps) * weight + bias`` over each group of channels of each
     sample."""
+
+def grouped_linear(
+    x: Tensor,
+    weights: Tensor,
+    offsets: Tensor,
+    biases: Tensor | None = None,
+    *,
+    tf32: bool = False,
+) -> Tensor:
+    """``x[rows] @ weights[e].T + biases[e]`` for the rows of each group ``e``."""
 
 @overload
 def layer_norm(
@@ -115,6 +137,19 @@ def layer_norm(
 ) -> tuple[Tensor, Tensor]:
     """``(h - mean(h)) / sqrt(var(h) + eps) * weight + bias`` over the last dim, with ``h = x``."""
 
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    residual: Tensor | None = None,
+    *,
+    scale: float = 1.0,
+    clamp: tuple[float | None, float | None] | None = None,
+    tf32: bool = False,
+) -> Tensor:
+    """``clamp(scale * activation(x @ weight.T + bias)) + residual``."""
+
 def linear_cross_entropy(
     input: Tensor,
     weight: Tensor,
@@ -130,6 +165,19 @@ def linear_cross_entropy(
 ) -> Tensor:
     """``cross_entropy(linear(input, weight, bias), target)`` without holding all logits."""
 
+def linear_dact(
+    grad: Tensor,
+    weight: Tensor | None,
+    z: Tensor,
+    activation: str | None,
+    *,
+    gated: bool = False,
+    tf32: bool = False,
+    with_h: bool = False,
+    with_sums: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradient of ``z``, given that of ``linear(h, weight)`` with ``h = activation(z)``."""
+
 def log_softmax(
     x: Tensor,
     mask: Tensor | None = None,
@@ -138,6 +186,33 @@ def log_softmax(
     causal: bool = False,
 ) -> Tensor:
     """``log_softmax(x * scale + mask)`` over the last dim, computed in float32 and rounded once."""
+
+def matmul(a: Tensor, b: Tensor, kernel: str | None = None, *, tf32: bool = False) -> Tensor:
+    """``a @ b``, by the kernel named. Shapes broadcast as those of :func:`torch.matmul`."""
+
+def mlp(
+    x: Tensor,
+    up_weight: Tensor,
+    down_weight: Tensor,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    *,
+    activation: str | None = "gelu",
+    gate_weight: Tensor | None = None,
+    gate_bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    tf32: bool = False,
+) -> Tensor:
+    """``linear(activation(linear(x, up_weight, up_bias)), down_weight, down_bias) + residual``."""
+
+def quantize_fp8(
+    x: Tensor,
+    dtype: dtype = torch.float8_e4m3fn,
+    scaling: Literal["row", "tensor"] = "row",
+    *,
+    transposed: bool = False,
+) -> tuple[Tensor, ...]:
+    """FP8 numbers and float32 scales: ``q.float() * scale`` is near ``x``."""
 
 def reduce_sum(x: Tensor, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Tensor:
     """Sum of ``x`` over ``dim`` (an int, several, or None for all), the same bits every time."""

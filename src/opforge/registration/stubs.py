@@ -105,6 +105,8 @@ def _type(hint: Any, names: set[tuple[str, str]]) -> str:
     """An annotation as source text, with aliases expanded."""
     if hint in (None, types.NoneType):
         return "None"
+    if hint is ...:  # tuple[Tensor, ...]
+        return "..."
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " | ".join(_type(a, names) for a in arguments)
