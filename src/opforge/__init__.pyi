@@ -207,7 +207,7 @@ def mlp(
 
 def quantize_fp8(
     x: Tensor,
-    dtype: dtype = torch.float8_e4m3fn,
+    dtype: dtype = ...,
     scaling: Literal["row", "tensor"] = "row",
     *,
     transposed: bool = False,

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 import opforge
 from opforge import discover
 
@@ -121,6 +123,8 @@ def _type(hint: Any, names: set[tuple[str, str]]) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, torch.dtype):
+        return "..."
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
