@@ -24,6 +24,7 @@ struct WmmaTile {
 
 template <class T>
 __global__ void __launch_bounds__(WmmaTile::kThreads) matmul_wmma(const MatmulProblem<T> p) {
+#if defined(OPFORGE_SIM) || !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 800  // bfloat16 needs it
   using Tile = WmmaTile;
   constexpr int kSide = Tile::kSide, kInner = Tile::kInner;
   constexpr int kStrideA = kInner + Tile::kPad, kStrideB = kSide + Tile::kPad;
@@ -92,6 +93,7 @@ __global__ void __launch_bounds__(WmmaTile::kThreads) matmul_wmma(const MatmulPr
       __syncwarp();
     }
   }
+#endif
 }
 
 template <class T>
