@@ -156,11 +156,13 @@ def test_sums_are_in_float32_for_16_bit_numbers():
 
 @pytest.mark.sim
 def test_without_a_name_the_best_kernel_is_used():
-    a = make(16, 16, dtype=torch.bfloat16, device="cpu").detach()
-    with sim.active(traffic=True):
-        assert torch.equal(opforge.matmul(a, a), opforge.matmul(a, a, "hopper"))
-        wide = a.float()
-        assert torch.equal(opforge.matmul(wide, wide), opforge.matmul(wide, wide, "registers"))
+    """They differ in how they round half of the last bit that TF32 keeps."""
+    a, one = torch.full((16, 16), 1 + 2.0**-11), torch.eye(16)
+    with sim.active():
+        assert (opforge.matmul(a, one, "mma", tf32=True) == 1 + 2.0**-10).all()
+        assert (opforge.matmul(a, one, "hopper", tf32=True) == 1).all()
+        assert (opforge.matmul(a, one, tf32=True) == 1).all()
+        assert torch.equal(opforge.matmul(a, one), a)
 
 
 @each_real_device
