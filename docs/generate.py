@@ -17,6 +17,7 @@ from pages import (
     cpu,
     gallery,
     index,
+    ladder,
     mutants,
     op_page,
     scores,
@@ -33,6 +34,7 @@ def pages() -> dict[str, str]:
     """The text of every generated file, by its path."""
     data = load()
     pictures = gallery.pictures(data)
+    rungs = ladder.picture(data)
     return {
         "docs/scores.md": scores.page(),
         "docs/mutants.md": mutants.page(),
@@ -40,7 +42,8 @@ def pages() -> dict[str, str]:
         "docs/agreement.md": agreement.page(data),
         "docs/benchmarks.md": benchmarks.page(data, pictures),
         "docs/cpu.md": cpu.page(),
-        **{f"docs/gallery/{p.name}.svg": p.text for p in pictures},
+        **{f"docs/gallery/{p.name}.svg": p.text for p in [*pictures, *([rungs] if rungs else [])]},
+        "docs/ladder.md": _filled("docs/ladder.md", ladder=ladder.part(data)),
         **{f"docs/ops/{name}.md": op_page.page(data, op) for name, op in data.ops.items()},
         "docs/README.md": _filled("docs/README.md", ops=index.table_of_ops(data)),
         "README.md": _filled(

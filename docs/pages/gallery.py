@@ -88,8 +88,8 @@ def _glance(results: Results, where: str) -> Picture | None:
         name = f"{direction}, {size}"
         about, right = "one bar per op", svg.NARROW - 140
         plot = svg.bars([("", bars)], scale, 1.0, name, about, (1.0,), words_at=right, left=22)
-        panels += _panels(plot)
-    return _picture(
+        panels += plots_of(plot)
+    return picture_of(
         "glance",
         "At a glance",
         f"The time of the fastest alternative divided by opforge's, at {size} in {DTYPE}: bars to "
@@ -116,13 +116,13 @@ def _roofline(data: Data, where: str) -> Picture | None:
         data.results, lambda r: r.dtype == DTYPE and data.is_large(r) and r.ceiling != "product"
     )
     styles = series.styles(chosen)
-    return _picture(
+    return picture_of(
         "roofline",
         "Roofline",
         "Forward passes in bfloat16 with a tensor of at least 128 MB, without matrix work. The "
         "lines are measured.",
         f"Roofline of forward passes in {DTYPE} on {where}: operations per byte against rate",
-        _panels(roofline.section(chosen, styles)),
+        plots_of(roofline.section(chosen, styles)),
         styles,
         columns=1,
         captions=False,
@@ -132,12 +132,12 @@ def _roofline(data: Data, where: str) -> Picture | None:
 def _shares(results: Results, direction: str, where: str) -> Picture | None:
     chosen = _headline(_only(results, lambda r: r.dtype == DTYPE and r.direction == direction))
     styles = series.styles(chosen)
-    return _picture(
+    return picture_of(
         f"share-{direction}",
         f"Share of the ceiling, {direction}",
         "The default shapes of `opforge bench`, in bfloat16. 100% is the ceiling.",
         f"Bars: share of the ceiling of each implementation, {direction}, {DTYPE}, on {where}",
-        _panels(speed.shares(chosen, styles)),
+        plots_of(speed.shares(chosen, styles)),
         {},  # bars carry the names
     )
 
@@ -145,12 +145,12 @@ def _shares(results: Results, direction: str, where: str) -> Picture | None:
 def _peers(results: Results, where: str) -> Picture | None:
     chosen = _headline(_only(results, lambda r: r.dtype == DTYPE))
     styles = series.styles(chosen)
-    return _picture(
+    return picture_of(
         "yardsticks",
         "Share of the ceiling, yardsticks",
         "Ops that opforge has no kernel for yet, in bfloat16: the share that others reach.",
         f"Bars: share of the ceiling that others reach in ops such as rms_norm, {DTYPE}, {where}",
-        _panels(speed.shares(chosen, styles)),
+        plots_of(speed.shares(chosen, styles)),
         {},
     )
 
@@ -159,13 +159,13 @@ def _against(results: Results, where: str) -> Picture | None:
     order = {shape: i for i, shape in enumerate(shapes.NAMED["all"])}
     chosen = _only(results, lambda r: r.dtype == DTYPE and r.shape in order)
     chosen.rows.sort(key=lambda r: (r.op, r.direction != "forward", order[r.shape]))
-    return _picture(
+    return picture_of(
         "against",
         "Against the fastest alternative",
         "The time of the fastest alternative divided by opforge's, in bfloat16: bars to the right "
         "of 1 are wins, to the left losses. ≈: the 95% intervals of the two times overlap.",
         f"Bars: time of the fastest alternative over opforge's, every shape, {DTYPE}, on {where}",
-        _panels(speed.against(chosen)),
+        plots_of(speed.against(chosen)),
         {},
     )
 
@@ -176,8 +176,8 @@ def _sweep(results: Results, where: str) -> Picture | None:
         results, lambda r: r.dtype == DTYPE and r.direction == "forward" and r.shape in sizes
     )
     styles = series.styles(chosen)
-    found = _panels(scaling.section(chosen, styles))
-    return _picture(
+    found = plots_of(scaling.section(chosen, styles))
+    return picture_of(
         "sweep",
         "Scaling",
         "Share of the ceiling of forward passes in bfloat16, with more rows (left) and with wider "
@@ -207,12 +207,12 @@ def _headline(results: Results) -> Results:
     return Results([r for rows in groups for r in three(rows)], results.runs)
 
 
-def _panels(section: Html) -> list[Panel]:
+def plots_of(section: Html) -> list[Panel]:
     """The plots in a section of the report."""
     return [Panel(float(m[1]), float(m[2]), m[3], m[0]) for m in _PANEL.finditer(section)]
 
 
-def _picture(
+def picture_of(
     name: str,
     title: str,
     about: str,

@@ -123,9 +123,9 @@ def _check_dtypes(a: Tensor, b: Tensor) -> None:
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
     """Every kernel at sizes around its tiles; unaligned, transposed, batched, strided, empty."""
 
+    # TF32 is not among them: the largest float32 rounds to infinity, and small ones lose digits.
     def by(name: str | None) -> tuple[int, bool]:
-        tf32 = make.dtype == torch.float32 and name in ("mma", "hopper")
-        return KERNELS.index(name if takes(name, make.dtype, tf32) else None), tf32
+        return KERNELS.index(name if takes(name, make.dtype, False) else None), False
 
     yield make(18, 7), make(7, 35), *by("naive")
     yield make(9, 33), make(33, 40), *by("coalesced")

@@ -15,8 +15,8 @@ namespace opforge {
 
 template <class T>
 __global__ void __launch_bounds__(256) matmul_naive(const MatmulProblem<T> p) {
-  const Place place(p, 16, 16);
-  const int64_t row = place.row + threadIdx.x % 16, col = place.col + threadIdx.x / 16;
+  const Place place(p, 32, 8);
+  const int64_t row = place.row + threadIdx.x % 32, col = place.col + threadIdx.x / 32;
   if (row >= p.m || col >= p.n) return;
   const Matrix<const T> a = p.a_of(place.batch), b = p.b_of(place.batch);
   compute_t<T> sum = 0;
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(256) matmul_naive(const MatmulProblem<T> p) {
 
 template <class T>
 inline void run_naive(const MatmulProblem<T>& p, cudaStream_t stream) {
-  launch(matmul_naive<T>, {grid_of(p, 16, 16), dim3(256), stream}, p);
+  launch(matmul_naive<T>, {grid_of(p, 32, 8), dim3(256), stream}, p);
 }
 
 }  // namespace opforge

@@ -9,15 +9,19 @@
 
 namespace opforge {
 
-// Where a tile of Rows x Cols begins, and what there is of its matrix from there on.
+// Where a tile begins, and how many rows and columns there are of its matrix from there on: exact
+// up to the size of a tile.
 template <class T>
 struct TileSource {
+  static constexpr int64_t kMost = 1024;
   Matrix<const T> from;  // begins at the tile
-  int64_t rows, cols;
+  int rows, cols;
 
   __device__ TileSource(const Matrix<const T>& x, int64_t rows, int64_t cols, int64_t row,
                         int64_t col)
-      : from{x.at(row, col), x.row_stride, x.col_stride}, rows(rows - row), cols(cols - col) {}
+      : from{x.at(row, col), x.row_stride, x.col_stride},
+        rows(int(rows - row < kMost ? rows - row : kMost)),
+        cols(int(cols - col < kMost ? cols - col : kMost)) {}
 };
 
 // Each thread has units of 16 bytes along the dim that is contiguous.
@@ -46,20 +50,19 @@ struct TileLoad {
   // What is beyond the matrix is zero.
   __device__ __forceinline__ void load(const TileSource<T>& x, bool aligned) {
     down = x.from.col_stride != 1 && x.from.row_stride == 1;
+    const int64_t step = down ? x.from.row_stride : x.from.col_stride;
 #pragma unroll
     for (int i = 0; i < kUnits; ++i) {
       int row, col;
       place(i, row, col);
-      const int last_row = down ? row + kVec<T> - 1 : row,
-                last_col = down ? col : col + kVec<T> - 1;
-      if (aligned && last_row < x.rows && last_col < x.cols) {
-        unit[i] = opforge::load<kVec<T>>(x.from.at(row, col));
+      const T* const at = x.from.at(row, col);
+      int there = down ? x.rows - row : x.cols - col;
+      if (down ? col >= x.cols : row >= x.rows) there = 0;
+      if (aligned && there >= kVec<T>) {
+        unit[i] = opforge::load<kVec<T>>(at);
       } else {
 #pragma unroll
-        for (int e = 0; e < kVec<T>; ++e) {
-          const int r = down ? row + e : row, c = down ? col : col + e;
-          unit[i].value[e] = r < x.rows && c < x.cols ? *x.from.at(r, c) : T{};
-        }
+        for (int e = 0; e < kVec<T>; ++e) unit[i].value[e] = e < there ? at[e * step] : T{};
       }
     }
   }
