@@ -57,8 +57,8 @@ class Linear(nn.Linear):
 
     def extra_repr(self) -> str:
         """The arguments that repr() shows."""
-        shown = super().extra_repr() + _shown(self.activation, None, self.tf32)
-        return shown + ", main_grad=True" * self.main_grad
+        options = self.activation, None, self.tf32, self.main_grad
+        return super().extra_repr() + _shown(*options)
 
 
 class MLP(nn.Module):
@@ -75,6 +75,7 @@ class MLP(nn.Module):
         bias: whether the layers have one.
         activation: None, "relu", "gelu", "gelu_tanh", "silu" or "sigmoid".
         tf32: multiply float32 as TF32, see :func:`opforge.linear`.
+        main_grad: backwards add to the ``main_grad`` of each weight, see :class:`Linear`.
     """
 
     def __init__(
@@ -88,13 +89,14 @@ class MLP(nn.Module):
         *,
         activation: str | None = "gelu",
         tf32: bool = False,
+        main_grad: bool = False,
     ) -> None:
         products.code_of("nn.MLP", activation)
         super().__init__()
         outputs = features if outputs is None else outputs
         self.up = nn.Linear(features, hidden, bias, device, dtype)
         self.down = nn.Linear(hidden, outputs, bias, device, dtype)
-        self.activation, self.tf32 = activation, tf32
+        self.activation, self.tf32, self.main_grad = activation, tf32, main_grad
         self.register_load_state_dict_pre_hook(_rename)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -105,11 +107,13 @@ class MLP(nn.Module):
             activation=self.activation,
             residual=residual,
             tf32=self.tf32,
+            main_grad=_main_grads(up_weight=up, down_weight=down) if self.main_grad else None,
         )
 
     def extra_repr(self) -> str:
         """The arguments that repr() shows."""
-        return _shown(self.activation, "gelu", self.tf32).removeprefix(", ")
+        shown = _shown(self.activation, "gelu", self.tf32, self.main_grad)
+        return shown.removeprefix(", ")
 
 
 class GatedMLP(nn.Module):
@@ -128,6 +132,7 @@ class GatedMLP(nn.Module):
             or None.
         packed: whether gate and up share a weight.
         tf32: multiply float32 as TF32, see :func:`opforge.linear`.
+        main_grad: backwards add to the ``main_grad`` of each weight, see :class:`Linear`.
     """
 
     def __init__(
@@ -142,6 +147,7 @@ class GatedMLP(nn.Module):
         activation: str | None = "silu",
         packed: bool = False,
         tf32: bool = False,
+        main_grad: bool = False,
     ) -> None:
         products.code_of("nn.GatedMLP", activation)
         super().__init__()
@@ -153,26 +159,31 @@ class GatedMLP(nn.Module):
             self.up_proj = nn.Linear(features, hidden, bias, device, dtype)
         self.down_proj = nn.Linear(hidden, outputs, bias, device, dtype)
         self.activation, self.packed, self.tf32 = activation, packed, tf32
+        self.main_grad = main_grad
         self.register_load_state_dict_pre_hook(_repack)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The block's result for ``x``, plus the residual."""
         up = self.gate_up_proj if self.packed else self.up_proj
         gate: Any = {}
+        layers = {"up_weight": up, "down_weight": self.down_proj}
         if not self.packed:
             gate = {"gate_weight": self.gate_proj.weight, "gate_bias": self.gate_proj.bias}
+            layers["gate_weight"] = self.gate_proj
         return opforge.mlp(
             *(x, up.weight, self.down_proj.weight, up.bias, self.down_proj.bias),
             activation=self.activation,
             residual=residual,
             tf32=self.tf32,
+            main_grad=_main_grads(**layers) if self.main_grad else None,
             **gate,
         )
 
     def extra_repr(self) -> str:
         """The arguments that repr() shows."""
         packed = ", packed=True" * self.packed
-        return (_shown(self.activation, "silu", self.tf32) + packed).removeprefix(", ")
+        shown = _shown(self.activation, "silu", self.tf32, self.main_grad)
+        return (shown + packed).removeprefix(", ")
 
 
 def _main_grad(weight: Any) -> Tensor:
@@ -184,9 +195,14 @@ def _main_grad(weight: Any) -> Tensor:
     return total
 
 
-def _shown(activation: str | None, usual: str | None, tf32: bool) -> str:
+def _main_grads(**layers: nn.Linear) -> dict[str, Tensor]:
+    """Those of the weights, by the name that :func:`opforge.mlp` has for each."""
+    return {name: _main_grad(layer.weight) for name, layer in layers.items()}
+
+
+def _shown(activation: str | None, usual: str | None, tf32: bool, main_grad: bool) -> str:
     chosen = "" if activation == usual else f", activation={activation!r}"
-    return chosen + ", tf32=True" * tf32
+    return chosen + ", tf32=True" * tf32 + ", main_grad=True" * main_grad
 
 
 def _rename(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

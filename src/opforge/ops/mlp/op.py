@@ -9,7 +9,7 @@ cost memory from the forward to the backward, and a read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from opforge.op import FLOATS, Backward, Make, Op
 from opforge.ops.families import product_gradients, products
 from opforge.ops.families.norms import no_tensor
 from opforge.ops.families.product_gradients import below
+
+from . import main_grads
 
 
 def is_gated(up_weight: Tensor, down_weight: Tensor, gate_weight: Tensor | None) -> bool:
@@ -182,8 +184,13 @@ def composed_backward(
     needs_down_bias: bool,
     needs_gate_weight: bool,
     needs_gate_bias: bool,
+    totals: main_grads.Totals = (None, None, None),
 ) -> tuple[Tensor, ...]:
-    """The product with the derivative in its epilogue, then three without one."""
+    """The product with the derivative in its epilogue, then three without one.
+
+    ``totals`` get the gradients of up_weight, down_weight and gate_weight instead of autograd.
+    """
+    up_total, down_total, gate_total = totals
     gated = is_gated(up_weight, down_weight, gate_weight)
     is_h = not gated and activation in (products.NONE, products.RELU)  # z, where it is kept
     if z.numel() == 0:  # not kept, or there is nothing to keep
@@ -201,12 +208,14 @@ def composed_backward(
         )
     if needs_down_weight:
         inner = z if is_h else h
-        _, grad_down = product_gradients.of_linear(grad_y, inner, down_weight, tf32, False, True)
+        _, grad_down = product_gradients.of_linear(
+            *(grad_y, inner, down_weight, tf32, False, True), total=down_total
+        )
     if needs_down_bias:
         grad_down_bias = below("reduce_sum")(products.rows_of(grad_y), [0], False)
     if passes and gate_weight is None:
         grad_x, grad_up = product_gradients.of_linear(
-            *(passed, x, up_weight, tf32, needs_x, needs_up_weight)
+            *(passed, x, up_weight, tf32, needs_x, needs_up_weight), total=up_total
         )
     elif passes:
         assert gate_weight is not None
@@ -220,6 +229,7 @@ def composed_backward(
             needs_x,
             (needs_gate_weight, needs_up_weight),
             (needs_gate_bias, needs_up_bias),
+            (gate_total, up_total),
         )
     return grad_x, grad_up, grad_down, sums, grad_down_bias, grad_gate, grad_gate_bias
 
@@ -383,6 +393,7 @@ def mlp(
     gate_bias: Tensor | None = None,
     residual: Tensor | None = None,
     tf32: bool = False,
+    main_grad: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """``linear(activation(linear(x, up_weight, up_bias)), down_weight, down_bias) + residual``.
 
@@ -401,10 +412,19 @@ def mlp(
         gate_bias: (hidden,), or None.
         residual: is added to the result; of its shape.
         tf32: multiply float32 as TF32, see :func:`opforge.linear`.
+        main_grad: float32 tensors by the name of a weight, as ``{"up_weight": total, …}``. Each
+            backward adds the gradient of that weight to its tensor, see :func:`opforge.linear`.
     """
     code = products.code_of("mlp", activation)
     products.validate_options("mlp", code, tf32, x.dtype)  # kernels ignore what is no option
     first = x, up_weight, down_weight, up_bias, down_bias, gate_weight, gate_bias
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in first)
-    y: Tensor = op(*first, residual, code, tf32, save)
+    y: Tensor
+    if not main_grad:
+        y = op(*first, residual, code, tf32, save)
+        return y
+    validate(*first, residual, code, tf32)
+    weights = {"up_weight": up_weight, "down_weight": down_weight, "gate_weight": gate_weight}
+    totals = main_grads.totals_of(main_grad, weights)
+    y = main_grads.mlp(composed, composed_backward, totals, (*first, residual), code, tf32)
     return y
