@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Made by python -m opforge.registration.stubs: not to be edited.
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, overload
 
 from torch import Tensor, dtype
@@ -216,6 +216,7 @@ def mlp(
     residual: Tensor | None = None,
     tf32: bool = False,
     fp8: Literal["row", "tensor"] | None = None,
+    main_grad: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """``linear(activation(linear(x, up_weight, up_bias)), down_weight, down_bias) + residual``."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from linear_layers import ACTIVATIONS, near
+from op_cases import each_real_device
 from torch.nn import functional
 
 import opforge
@@ -43,10 +44,11 @@ def test_gradients_are_those_of_linear_and_the_weight_s_are_added(activation, dt
     near(total, right, dtype)
 
 
-def test_sums_keep_float32_digits_of_16_bit_products():
-    x, weight, *_ = drawn(torch.bfloat16, rows=64)
+@each_real_device
+def test_sums_keep_float32_digits_of_16_bit_products(device):
+    x, weight = (t.detach().to(device).requires_grad_() for t in drawn(torch.bfloat16, 64)[:2])
     total = torch.zeros_like(weight, dtype=torch.float32, requires_grad=False)
-    grads = [torch.randn(64, 20).bfloat16() for _ in range(4)]
+    grads = [torch.randn(64, 20).bfloat16().to(device) for _ in range(4)]
     for grad in grads:
         opforge.linear(x, weight, main_grad=total).backward(grad)
     right = sum(g.double().t() @ x.detach().double() for g in grads)
@@ -137,3 +139,51 @@ def test_what_is_refused():
         run(x, weight, main_grad=torch.zeros(20, 12, requires_grad=True))
     with pytest.raises(TypeError, match=r"x is torch\.bfloat16 but bias is torch\.float32"):
         run(x, weight, bias.float(), main_grad=torch.zeros(20, 12))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **o: opforge.nn.MLP(6, 10, 5, **o),
+        lambda **o: opforge.nn.MLP(6, 10, 5, activation="relu", **o),
+        lambda **o: opforge.nn.GatedMLP(6, 10, bias=True, **o),
+        lambda **o: opforge.nn.GatedMLP(6, 10, packed=True, **o),
+    ],
+)
+def test_blocks_of_layers(make, dtype):
+    torch.manual_seed(0)
+    plain, ours = make(dtype=dtype), make(dtype=dtype, main_grad=True)
+    ours.load_state_dict(plain.state_dict())
+    x, other = (torch.randn(7, 6).to(dtype).requires_grad_() for _ in range(2))
+    other.data.copy_(x.data)
+    residual = torch.randn(7, 5 if isinstance(plain, opforge.nn.MLP) else 6).to(dtype)
+    for _ in range(2):
+        grad = torch.randn_like(residual)
+        y, right = ours(x, residual), plain(other, residual)
+        torch.testing.assert_close(y, right, rtol=0, atol=0)
+        y.backward(grad)
+        right.backward(grad)
+    near(x.grad, other.grad.double(), dtype)
+    for (name, got), expected in zip(ours.named_parameters(), plain.parameters(), strict=True):
+        if name.endswith("weight"):
+            assert got.grad is None
+            assert got.main_grad.dtype == torch.promote_types(dtype, torch.float32)
+        near(got.main_grad if name.endswith("weight") else got.grad, expected.grad.double(), dtype)
+    assert "main_grad=True" in repr(ours)
+
+
+def test_some_weights_of_a_block():
+    torch.manual_seed(0)
+    x, up, down = torch.randn(3, 4), torch.randn(6, 4), torch.randn(4, 6)
+    leaves = [t.requires_grad_() for t in (x, up, down)]
+    right = torch.autograd.grad(opforge.mlp(*leaves).sum(), leaves)
+    total = torch.zeros(6, 4)
+    opforge.mlp(*leaves, main_grad={"up_weight": total}).sum().backward()
+    assert up.grad is None
+    for got, expected in zip([x.grad, total, down.grad], right, strict=True):
+        torch.testing.assert_close(got, expected)
+    with pytest.raises(ValueError, match=r"has 'gate_weight'; the weights are up_weight, down_w"):
+        opforge.mlp(*leaves, main_grad={"gate_weight": total})
+    with pytest.raises(ValueError, match=r"main_grad\['down_weight'\] must be torch\.float32"):
+        opforge.mlp(*leaves, main_grad={"down_weight": total})

@@ -48,12 +48,8 @@ class Linear(nn.Linear):
         fp8: Scaling = None,
     ) -> None:
         products.code_of("nn.Linear", activation)
-        _check_fp8("nn.Linear", fp8, tf32)
+        _check_fp8("nn.Linear", fp8, tf32, main_grad)
         super().__init__(in_features, out_features, bias, device, dtype)
-        if fp8 and main_grad:
-            raise ValueError(
-                "opforge.nn.Linear: fp8 and main_grad exclude each other; leave one out"
-            )
         self.activation, self.tf32, self.main_grad = activation, tf32, main_grad
         self.fp8 = fp8
 
@@ -67,8 +63,8 @@ class Linear(nn.Linear):
 
     def extra_repr(self) -> str:
         """The arguments that repr() shows."""
-        shown = super().extra_repr() + _shown(self.activation, None, self.tf32, self.fp8)
-        return shown + ", main_grad=True" * self.main_grad
+        options = self.activation, None, self.tf32, self.fp8, self.main_grad
+        return super().extra_repr() + _shown(*options)
 
 
 class MLP(nn.Module):
@@ -87,6 +83,7 @@ class MLP(nn.Module):
         tf32: multiply float32 as TF32, see :func:`opforge.linear`.
         fp8: multiply as FP8 with scales per "row" or per "tensor", see :func:`opforge.fp8_linear`.
             Parameters keep their dtype.
+        main_grad: backwards add to the ``main_grad`` of each weight, see :class:`Linear`.
     """
 
     def __init__(
@@ -101,14 +98,16 @@ class MLP(nn.Module):
         activation: str | None = "gelu",
         tf32: bool = False,
         fp8: Scaling = None,
+        main_grad: bool = False,
     ) -> None:
         products.code_of("nn.MLP", activation)
-        _check_fp8("nn.MLP", fp8, tf32)
+        _check_fp8("nn.MLP", fp8, tf32, main_grad)
         super().__init__()
         outputs = features if outputs is None else outputs
         self.up = nn.Linear(features, hidden, bias, device, dtype)
         self.down = nn.Linear(hidden, outputs, bias, device, dtype)
-        self.activation, self.tf32, self.fp8 = activation, tf32, fp8
+        self.activation, self.tf32 = activation, tf32
+        self.fp8, self.main_grad = fp8, main_grad
         self.register_load_state_dict_pre_hook(_rename)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -120,11 +119,13 @@ class MLP(nn.Module):
             residual=residual,
             tf32=self.tf32,
             fp8=self.fp8,
+            main_grad=_main_grads(up_weight=up, down_weight=down) if self.main_grad else None,
         )
 
     def extra_repr(self) -> str:
         """The arguments that repr() shows."""
-        return _shown(self.activation, "gelu", self.tf32, self.fp8).removeprefix(", ")
+        shown = _shown(self.activation, "gelu", self.tf32, self.fp8, self.main_grad)
+        return shown.removeprefix(", ")
 
 
 class GatedMLP(nn.Module):
@@ -145,6 +146,7 @@ class GatedMLP(nn.Module):
         tf32: multiply float32 as TF32, see :func:`opforge.linear`.
         fp8: multiply as FP8 with scales per "row" or per "tensor", see :func:`opforge.fp8_linear`.
             Parameters keep their dtype.
+        main_grad: backwards add to the ``main_grad`` of each weight, see :class:`Linear`.
     """
 
     def __init__(
@@ -160,9 +162,10 @@ class GatedMLP(nn.Module):
         packed: bool = False,
         tf32: bool = False,
         fp8: Scaling = None,
+        main_grad: bool = False,
     ) -> None:
         products.code_of("nn.GatedMLP", activation)
-        _check_fp8("nn.GatedMLP", fp8, tf32)
+        _check_fp8("nn.GatedMLP", fp8, tf32, main_grad)
         super().__init__()
         outputs = features if outputs is None else outputs
         if packed:
@@ -171,29 +174,33 @@ class GatedMLP(nn.Module):
             self.gate_proj = nn.Linear(features, hidden, bias, device, dtype)
             self.up_proj = nn.Linear(features, hidden, bias, device, dtype)
         self.down_proj = nn.Linear(hidden, outputs, bias, device, dtype)
-        self.activation, self.packed = activation, packed
-        self.tf32, self.fp8 = tf32, fp8
+        self.activation, self.packed, self.tf32 = activation, packed, tf32
+        self.fp8, self.main_grad = fp8, main_grad
         self.register_load_state_dict_pre_hook(_repack)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The block's result for ``x``, plus the residual."""
         up = self.gate_up_proj if self.packed else self.up_proj
         gate: Any = {}
+        layers = {"up_weight": up, "down_weight": self.down_proj}
         if not self.packed:
             gate = {"gate_weight": self.gate_proj.weight, "gate_bias": self.gate_proj.bias}
+            layers["gate_weight"] = self.gate_proj
         return opforge.mlp(
             *(x, up.weight, self.down_proj.weight, up.bias, self.down_proj.bias),
             activation=self.activation,
             residual=residual,
             tf32=self.tf32,
             fp8=self.fp8,
+            main_grad=_main_grads(**layers) if self.main_grad else None,
             **gate,
         )
 
     def extra_repr(self) -> str:
         """The arguments that repr() shows."""
         packed = ", packed=True" * self.packed
-        return (_shown(self.activation, "silu", self.tf32, self.fp8) + packed).removeprefix(", ")
+        shown = _shown(self.activation, "silu", self.tf32, self.fp8, self.main_grad)
+        return (shown + packed).removeprefix(", ")
 
 
 def _main_grad(weight: Any) -> Tensor:
@@ -205,16 +212,25 @@ def _main_grad(weight: Any) -> Tensor:
     return total
 
 
-def _check_fp8(module: str, fp8: str | None, tf32: bool) -> None:
+def _main_grads(**layers: nn.Linear) -> dict[str, Tensor]:
+    """Those of the weights, by the name that :func:`opforge.mlp` has for each."""
+    return {name: _main_grad(layer.weight) for name, layer in layers.items()}
+
+
+def _check_fp8(module: str, fp8: str | None, tf32: bool, main_grad: bool) -> None:
     if fp8 not in (None, *float8.SCALINGS):
         raise ValueError(f"opforge.{module}: fp8 must be None, 'row' or 'tensor', got {fp8!r}")
-    if fp8 and tf32:
-        raise ValueError(f"opforge.{module}: tf32 and fp8 exclude each other; leave one out")
+    for name, given in (("tf32", tf32), ("main_grad", main_grad)):
+        if fp8 and given:
+            raise ValueError(f"opforge.{module}: {name} and fp8 exclude each other; leave one out")
 
 
-def _shown(activation: str | None, usual: str | None, tf32: bool, fp8: str | None) -> str:
-    chosen = "" if activation == usual else f", activation={activation!r}"
-    return chosen + ", tf32=True" * tf32 + (f", fp8={fp8!r}" if fp8 else "")
+def _shown(
+    activation: str | None, usual: str | None, tf32: bool, fp8: str | None, main_grad: bool
+) -> str:
+    shown = "" if activation == usual else f", activation={activation!r}"
+    shown += ", tf32=True" * tf32 + (f", fp8={fp8!r}" if fp8 else "")
+    return shown + ", main_grad=True" * main_grad
 
 
 def _rename(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:

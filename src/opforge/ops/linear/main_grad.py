@@ -18,22 +18,6 @@ from opforge.ops.families import product_gradients, products
 from opforge.ops.families.product_gradients import below
 
 
-def check(main_grad: Tensor, weight: Tensor) -> None:
-    """Raise unless ``main_grad`` can hold the gradients of ``weight``."""
-    wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    if main_grad.shape != weight.shape or main_grad.dtype != wide:
-        raise ValueError(
-            f"opforge.linear: main_grad must be {wide} of the weight's shape "
-            f"{tuple(weight.shape)}, got {main_grad.dtype} of shape {tuple(main_grad.shape)}"
-        )
-    if main_grad.device != weight.device:
-        raise ValueError(
-            f"opforge.linear: main_grad is on {main_grad.device}, but weight on {weight.device}"
-        )
-    if main_grad.requires_grad:
-        raise ValueError("opforge.linear: main_grad must not require a gradient itself")
-
-
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(

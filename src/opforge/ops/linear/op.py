@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from opforge.op import FLOATS, Backward, Build, Make, Op
-from opforge.ops.families import products
+from opforge.ops.families import product_gradients, products
 from opforge.ops.families.norms import no_tensor
 
 from . import main_grad as main_grads
@@ -250,7 +250,7 @@ def linear(
         y = op(x, weight, bias, residual, *options, save)
         return y
     validate(x, weight, bias, residual, *options)
-    main_grads.check(main_grad, weight)
+    product_gradients.check_total("linear", "main_grad", main_grad, weight)
     by_y = uses_y(*options[:4], residual is not None)
     y = main_grads.linear(main_grad, x, weight, bias, residual, options, by_y)
     return y

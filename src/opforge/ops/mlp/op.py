@@ -9,7 +9,7 @@ cost memory from the forward to the backward, and a read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,7 @@ from opforge.ops.families.norms import no_tensor
 from opforge.ops.families.product_gradients import below
 
 from . import fp8 as by_fp8
+from . import main_grads
 
 
 def is_gated(up_weight: Tensor, down_weight: Tensor, gate_weight: Tensor | None) -> bool:
@@ -184,8 +185,13 @@ def composed_backward(
     needs_down_bias: bool,
     needs_gate_weight: bool,
     needs_gate_bias: bool,
+    totals: main_grads.Totals = (None, None, None),
 ) -> tuple[Tensor, ...]:
-    """The product with the derivative in its epilogue, then three without one."""
+    """The product with the derivative in its epilogue, then three without one.
+
+    ``totals`` get the gradients of up_weight, down_weight and gate_weight instead of autograd.
+    """
+    up_total, down_total, gate_total = totals
     gated = is_gated(up_weight, down_weight, gate_weight)
     is_h = not gated and activation in (products.NONE, products.RELU)  # z, where it is kept
     if z.numel() == 0:  # not kept, or there is nothing to keep
@@ -203,12 +209,14 @@ def composed_backward(
         )
     if needs_down_weight:
         inner = z if is_h else h
-        _, grad_down = product_gradients.of_linear(grad_y, inner, down_weight, tf32, False, True)
+        _, grad_down = product_gradients.of_linear(
+            *(grad_y, inner, down_weight, tf32, False, True), total=down_total
+        )
     if needs_down_bias:
         grad_down_bias = below("reduce_sum")(products.rows_of(grad_y), [0], False)
     if passes and gate_weight is None:
         grad_x, grad_up = product_gradients.of_linear(
-            *(passed, x, up_weight, tf32, needs_x, needs_up_weight)
+            *(passed, x, up_weight, tf32, needs_x, needs_up_weight), total=up_total
         )
     elif passes:
         assert gate_weight is not None
@@ -222,6 +230,7 @@ def composed_backward(
             needs_x,
             (needs_gate_weight, needs_up_weight),
             (needs_gate_bias, needs_up_bias),
+            (gate_total, up_total),
         )
     return grad_x, grad_up, grad_down, sums, grad_down_bias, grad_gate, grad_gate_bias
 
@@ -386,6 +395,7 @@ def mlp(
     residual: Tensor | None = None,
     tf32: bool = False,
     fp8: Literal["row", "tensor"] | None = None,
+    main_grad: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
     """``linear(activation(linear(x, up_weight, up_bias)), down_weight, down_bias) + residual``.
 
@@ -405,16 +415,26 @@ def mlp(
         residual: is added to the result; of its shape.
         tf32: multiply float32 as TF32, see :func:`opforge.linear`.
         fp8: multiply as FP8 with scales per "row" or per "tensor", see :func:`opforge.fp8_linear`.
+        main_grad: float32 tensors by the name of a weight, as ``{"up_weight": total, …}``. Each
+            backward adds the gradient of that weight to its tensor, see :func:`opforge.linear`.
     """
     code = products.code_of("mlp", activation)
     products.validate_options("mlp", code, tf32, x.dtype)  # kernels ignore what is no option
     first = x, up_weight, down_weight, up_bias, down_bias, gate_weight, gate_bias
     if fp8 is not None:
-        if tf32:
-            raise ValueError("opforge.mlp: tf32 and fp8 exclude each other; leave one out")
+        for name, given in (("tf32", tf32), ("main_grad", main_grad)):
+            if given:
+                raise ValueError(f"opforge.mlp: {name} and fp8 exclude each other; leave one out")
         validate(*first, residual, code, tf32)
         gated = is_gated(up_weight, down_weight, gate_weight)
         return by_fp8.mlp(*first, residual, activation, gated, fp8)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in first)
-    y: Tensor = op(*first, residual, code, tf32, save)
+    y: Tensor
+    if not main_grad:
+        y = op(*first, residual, code, tf32, save)
+        return y
+    validate(*first, residual, code, tf32)
+    weights = {"up_weight": up_weight, "down_weight": down_weight, "gate_weight": gate_weight}
+    totals = main_grads.totals_of(main_grad, weights)
+    y = main_grads.mlp(composed, composed_backward, totals, (*first, residual), code, tf32)
     return y
