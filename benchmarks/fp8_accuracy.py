@@ -6,8 +6,9 @@
 
 The casts are those of the reference, which kernels repeat bit by bit. NVIDIA does not document how
 tensor cores add; here that is modelled: a call gets 32 products and the sum so far, aligns all to
-the largest of them, and cuts off what is below 14 bits. Results stay float32. The error is that of
-a block of each result against float64, as a share of a row's norm: root mean square over the rows.
+the largest of them, and cuts off what is below 14 bits. Results stay float32. The errors are those
+of a block of each result against float64: of each element as a share of its usual size, the root of
+the sum of its squared products. Of these shares it is the root mean square.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def error(a: Tensor, b: Tensor, dtype: torch.dtype, scaling: str, fast: bool, bl
         left, by_row = cast(a, dtype, scaling, block)
         other, by_col = cast(b, float8.E4M3, scaling, block)
         found = tensor_core_sums(left, other, fast) * by_row.unsqueeze(1) * by_col
-    return float(((found - right).norm(dim=1) / right.norm(dim=1)).square().mean().sqrt())
+    usual = (a[:block].double().square() @ b[:block].double().square().t()).sqrt()
+    return float(((found - right) / usual).square().mean().sqrt())
 
 
 def rows(size: int, block: int) -> Iterator[tuple[str, str, float, float, float]]:
@@ -122,11 +124,11 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=96, help="rows and columns that are compared")
     parser.add_argument("--write", action="store_true", help="put it into docs/fp8.md")
     options = parser.parse_args()
+    facts = provenance("cpu", "", None)
     text = "| Values | Scales | Forward | Gradient of x | Gradient of weight |\n"
     text += "|---|---|---|---|---|\n"
     for kind, way, *errors in rows(options.size, options.block):
         text += f"| {kind} | {way} | " + " | ".join(f"{e:.2%}" for e in errors) + " |\n"
-    facts = provenance("cpu", "", None)
     text += (
         f"\n{options.size} rows, features and outputs; blocks of {options.block} x "
         f"{options.block}; seed 0; {facts['date']}, commit {facts['commit']}, torch "

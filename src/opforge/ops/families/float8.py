@@ -99,7 +99,7 @@ def product(
     sums = uncertain(
         left @ right.t(), lambda: left.abs() @ right.abs().t(), 2.0**-13 * max(steps, 1) ** 0.5
     )
-    z = sums * scale_a.unsqueeze(1) * scale_b
+    z = sums * (scale_a.unsqueeze(1) * scale_b)  # one alone may overflow
     return z if bias is None else z + bias.to(wide)
 
 

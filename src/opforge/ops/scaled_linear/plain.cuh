@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kPlainThreads) finish_sums(const PlainFinish<O
   const int64_t i = int64_t(blockIdx.x) * kPlainThreads + threadIdx.x;
   if (i >= p.rows * p.cols) return;
   const int64_t row = i / p.cols, col = i % p.cols;
-  A z = p.sums[i] * A(p.row_scale.at(0, int(row))) * A(p.col_scale.at(0, int(col)));
+  A z = p.sums[i] * (A(p.row_scale.at(0, int(row))) * A(p.col_scale.at(0, int(col))));
   if (p.bias != nullptr) z += widen(p.bias[col * p.bias_step]);
   if (p.z != nullptr) p.z[i] = narrow<Out>(z);
   A y = FinishElements<Out>{p.finish}(z);

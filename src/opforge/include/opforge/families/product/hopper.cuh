@@ -425,10 +425,8 @@ struct HopperProduct {
       for (int r = 0; r < kRowBlocks; ++r) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          sums[r][i + 2 * half] *= rows[r][half];
-          sums[r][i + 2 * half] *= pair.x;
-          sums[r][i + 2 * half + 1] *= rows[r][half];
-          sums[r][i + 2 * half + 1] *= pair.y;
+          sums[r][i + 2 * half] *= rows[r][half] * pair.x;  // one alone may overflow
+          sums[r][i + 2 * half + 1] *= rows[r][half] * pair.y;
         }
       }
     }
