@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The products are torch's (oneDNN). What follows them is one pass.
-#include <opforge/families/product/cpu_gate.h>
+#include <opforge/families/product/cpu_gate_host.h>
 
 #include "gated_linear.h"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/families/product/choice.h>
-#include <opforge/families/product/cuda_gate.h>
+#include <opforge/families/product/cuda_gate_host.h>
 #include <opforge/families/product/cuda_host.h>
 
 #include "gated_linear.h"

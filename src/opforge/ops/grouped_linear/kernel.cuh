@@ -5,9 +5,9 @@
 #pragma once
 
 #include <opforge/core/unit.h>
-#include <opforge/families/product/hopper_launch.h>
 
 #include <opforge/families/product/groups.cuh>
+#include <opforge/families/product/hopper_launch.cuh>
 
 #include "options.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <opforge/families/product/cuda_finish.h>
+#include <opforge/families/product/cuda_finish_host.h>
 #include <opforge/families/product/cuda_host.h>
 
 #include "linear.h"

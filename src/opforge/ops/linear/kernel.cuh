@@ -5,10 +5,10 @@
 #pragma once
 
 #include <opforge/core/unit.h>
-#include <opforge/families/product/hopper_launch.h>
 
 #include <opforge/families/product/ampere_launch.cuh>
 #include <opforge/families/product/epilogue.cuh>
+#include <opforge/families/product/hopper_launch.cuh>
 
 #include "options.h"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The product is torch's (oneDNN). What follows it is a pass for the gradient and its sums, and one
 // for h.
-#include <opforge/families/product/cpu_finish.h>
-#include <opforge/families/product/cpu_gate.h>
+#include <opforge/families/product/cpu_finish_host.h>
+#include <opforge/families/product/cpu_gate_host.h>
 
 #include "linear_dact.h"
 

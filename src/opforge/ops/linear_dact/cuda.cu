@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <opforge/families/product/choice.h>
-#include <opforge/families/product/cuda_finish.h>
-#include <opforge/families/product/cuda_gate.h>
+#include <opforge/families/product/cuda_finish_host.h>
+#include <opforge/families/product/cuda_gate_host.h>
 #include <opforge/families/product/cuda_host.h>
 #include <opforge/host/partial_sums.h>
 

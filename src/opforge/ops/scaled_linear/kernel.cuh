@@ -7,8 +7,8 @@
 #pragma once
 
 #include <opforge/core/unit.h>
-#include <opforge/families/product/hopper_launch.h>
 
+#include <opforge/families/product/hopper_launch.cuh>
 #include <opforge/families/product/scaled.cuh>
 
 #include "options.h"
