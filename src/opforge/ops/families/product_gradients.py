@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from opforge.ops.families import products
 from opforge.ops.families.norms import no_tensor
 
 
+@functools.cache  # finding an op reads its sources
 def below(name: str) -> Callable[..., Any]:
     """A built-in op below autograd, with all returns of its schema."""
     op = discover.find(name)

@@ -121,9 +121,12 @@ struct HopperProduct {
   static constexpr int kStages =
       std::min(8, (kMostShared - kSlotsBytes - kSumsBytes - kColumnsBytes) / kStageBytes);
   static_assert(kStages >= 2);
-  // Where blocks share the inner dim, their sums meet where the stages are.
-  static_assert(Tile::kSplit == 1 ||
-                Tile::kM * Tile::kN * int(sizeof(float)) <= kStages * kStageBytes);
+  // Where blocks share the inner dim, their sums meet where the stages are: each block has a place
+  // for what every block knows of its own chunks.
+  static constexpr int kOwnChunks = (kRowBlocks * kChunks + Tile::kSplit - 1) / Tile::kSplit;
+  static constexpr int kMeetingBytes = Tile::kSplit * Tile::kConsumers * kOwnChunks * kParts *
+                                       kValues * kWarpGroup * int(sizeof(float));
+  static_assert(Tile::kSplit == 1 || kMeetingBytes <= kStages * kStageBytes);
 
   struct Barriers {
     Barrier full[kStages], empty[kStages], in[kWarps][2];
@@ -328,9 +331,20 @@ struct HopperProduct {
     kThreads == kWarpGroup ? sync_group(consumer) : sync_some(kOrder, kThreads);
   }
 
-  // The product of a tile. `at` moves on by the stages it takes.
+  // Two warp groups that share tiles stay some stages apart. While one of them writes its rows, the
+  // other one still multiplies.
+#if defined(OPFORGE_TOGETHER)
+  static constexpr bool kApart = false;
+#else
+  static constexpr bool kApart = !Tile::kPingPong && Tile::kConsumers == 2 && Tile::kSplit == 1 &&
+                                 kGroups != Groups::inner && !Tile::kInParts;
+#endif
+  static constexpr int kLead = kStages / 2;
+
+  // The product of a tile. `at` moves on by the stages it takes. With `first`, it lets the other
+  // warp group begin when it is kLead stages ahead.
   __device__ static void multiply(const Shared& s, const Work& work, int consumer, Position& at,
-                                  Sums& sums) {
+                                  bool first, Sums& sums) {
     const int count = work.inner_count;
     Barriers& barriers = s.barriers();
     const int first_row = Tile::kPingPong ? 0 : consumer * Tile::kRows;
@@ -339,7 +353,10 @@ struct HopperProduct {
 #pragma unroll
       for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] = 0.0f;
     }
-    if (count == 0) return;
+    if (count == 0) {
+      if (first) arrive_some(kOrder, 2 * kWarpGroup);
+      return;
+    }
     int before = 0;
     for (int i = 0; i < count; ++i) {
       wait(barriers.full[at.stage], at.phase);
@@ -364,6 +381,9 @@ struct HopperProduct {
       }
       before = at.stage;
       at.advance();
+      if constexpr (kApart) {
+        if (first && i + 1 == min(kLead, count)) arrive_some(kOrder, 2 * kWarpGroup);
+      }
     }
     warpgroup_wait<0>();
 #pragma unroll
@@ -371,40 +391,83 @@ struct HopperProduct {
     release(barriers.empty[before]);
   }
 
-  // The same, where the tensor cores sum over one stage at a time. While a warp group adds, another
-  // one multiplies.
+  // The same, where the tensor cores sum over one stage at a time, and the stages are added here.
   __device__ static void multiply_in_parts(const Shared& s, int consumer, int count, Position& at,
                                            Sums& sums) {
-    Barriers& barriers = s.barriers();
-    const int first_row = Tile::kPingPong ? 0 : consumer * Tile::kRows;
 #pragma unroll
     for (int r = 0; r < kRowBlocks; ++r) {
 #pragma unroll
       for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] = 0.0f;
     }
+    Part one;
+    if constexpr (kRowBlocks > 1) {
+      // While a warp group adds, another one multiplies.
 #pragma unroll 1
-    for (; count > 0; --count) {
-      wait(barriers.full[at.stage], at.phase);
+      for (; count > 0; --count) {
+        wait(s.barriers().full[at.stage], at.phase);
 #pragma unroll
-      for (int r = 0; r < kRowBlocks; ++r) {
-        const unsigned char* const box = s.a(at.stage) + (first_row + 64 * r) * kTileWidth;
-        float part[Tile::kN / 2];
-        warpgroup_arrive();
-#pragma unroll
-        for (int step = 0; step < kTileWidth / kMultiplyBytes; ++step) {
-          warpgroup_multiply<T, Tile::kN, kMajorA, kMajorB>(
-              part, tile_operand<kMajorA>(box, step, kInner * kTileWidth),
-              tile_operand<kMajorB>(s.b(at.stage), step, kInner * kTileWidth), step > 0);
+        for (int r = 0; r < kRowBlocks; ++r) {
+          begin_part(s, consumer, at.stage, r, one);
+          warpgroup_wait<0>();
+          keep_in_place(one);
+          if (r == kRowBlocks - 1) release(s.barriers().empty[at.stage]);
+          add_part(one, sums[r]);
         }
-        warpgroup_commit();
-        warpgroup_wait<0>();
-        keep_in_place(part);
-        if (r == kRowBlocks - 1) release(barriers.empty[at.stage]);
-#pragma unroll
-        for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] += part[i];
+        at.advance();
       }
-      at.advance();
+    } else if (count > 0) {
+      // There are registers for two parts: one is added while the tensor cores make the other.
+      Part two;
+      const auto begin = [&](Part& part) {
+        wait(s.barriers().full[at.stage], at.phase);
+        begin_part(s, consumer, at.stage, 0, part);
+      };
+      const auto add = [&](Part& part, int stage) {
+        keep_in_place(part);
+        release(s.barriers().empty[stage]);
+        add_part(part, sums[0]);
+      };
+      const auto next = [&](Part& part, Part& before) {
+        const int stage = at.stage;
+        at.advance();
+        begin(part);
+        warpgroup_wait<1>();
+        add(before, stage);
+      };
+      const auto last = [&](Part& part) {
+        warpgroup_wait<0>();
+        add(part, at.stage);
+        at.advance();
+      };
+      begin(one);
+      while (true) {
+        if (--count == 0) return last(one);
+        next(two, one);
+        if (--count == 0) return last(two);
+        next(one, two);
+      }
     }
+  }
+
+  using Part = float[Tile::kN / 2];  // of the sums: those of 64 rows
+
+  // Asks for the product of 64 rows of a stage.
+  __device__ static void begin_part(const Shared& s, int consumer, int stage, int r, Part& part) {
+    const int row = (Tile::kPingPong ? 0 : consumer * Tile::kRows) + 64 * r;
+    const unsigned char* const box = s.a(stage) + row * kTileWidth;
+    warpgroup_arrive();
+#pragma unroll
+    for (int step = 0; step < kTileWidth / kMultiplyBytes; ++step) {
+      warpgroup_multiply<T, Tile::kN, kMajorA, kMajorB>(
+          part, tile_operand<kMajorA>(box, step, kInner * kTileWidth),
+          tile_operand<kMajorB>(s.b(stage), step, kInner * kTileWidth), step > 0);
+    }
+    warpgroup_commit();
+  }
+
+  __device__ static void add_part(const Part& part, Part& sums) {
+#pragma unroll
+    for (int i = 0; i < Tile::kN / 2; ++i) sums[i] += part[i];
   }
 
   // Asks for the factors of a thread's rows before the product is made.
@@ -804,11 +867,11 @@ struct HopperProduct {
   // Blocks that share the inner dim of a tile: each gets the sums of its chunks from all, and adds
   // them in the order of their ranks.
   __device__ static void exchange(const Shared& s, int consumer, Sums& sums) {
-    constexpr int kAll = kAllChunks, kOwn = (kAll + Tile::kSplit - 1) / Tile::kSplit;
+    constexpr int kAll = kAllChunks;
     const int rank = cluster_rank(), thread = int(threadIdx.x) % kWarpGroup;
     const auto place = [&](int from, int chunk, int v) {
       return reinterpret_cast<float*>(s.start) +
-             (((from * Tile::kConsumers + consumer) * kOwn + chunk / Tile::kSplit) * kParts *
+             (((from * Tile::kConsumers + consumer) * kOwnChunks + chunk / Tile::kSplit) * kParts *
                   kValues +
               v) *
                  kWarpGroup +
@@ -851,6 +914,7 @@ struct HopperProduct {
     Slots slots(p, consumer);
     Position at;
     int t = int(blockIdx.x) / Tile::kBlocks;
+    bool first = true;
     if constexpr (Tile::kPingPong) {
       if (consumer == 1) {
         if (t < work.tiles) arrive_some(kOrder, 2 * kWarpGroup);
@@ -873,7 +937,11 @@ struct HopperProduct {
       if constexpr (Tile::kInParts) {
         multiply_in_parts(s, consumer, work.inner_count, at, sums);
       } else {
-        multiply(s, work, consumer, at, sums);
+        if constexpr (kApart) {
+          if (first && consumer == 1) sync_some(kOrder, 2 * kWarpGroup);
+        }
+        multiply(s, work, consumer, at, kApart && first && consumer == 0, sums);
+        first = false;
       }
       if constexpr (Tile::kPingPong) {
         if (t + work.step < work.tiles) arrive_some(kOrder + 1 - consumer, 2 * kWarpGroup);

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "../kernel.cuh"
+
+namespace opforge {
+
+static bool run(const ProductCall& call, const LinearOptions& options) {
+  return run_linear_short<HopperTile<256, 128, 2, false, 1, 2>, Major::inner, Major::outer>(
+      call, options);
+}
+
+}  // namespace opforge
+
+OPFORGE_UNIT(io_wide, opforge::run)
