@@ -97,7 +97,7 @@ def test_gradients_of_what_is_added():
 def test_one_kernel_makes_it():
     tensors = drawn("cpu")
     bias = torch.randn(40, dtype=torch.bfloat16)
-    with sim.active(traffic=True) as calls:
+    with sim.active("race", traffic=True) as calls:
         opforge.scaled_linear(*tensors, bias, "gelu")
     (launch,) = calls[-1].launches
     assert "hopper_product" in launch.kernel
