@@ -204,7 +204,8 @@ class Op:
         rowwise: output elements add up several elements of an input, in any order (norms, softmax,
             sums along a dim).
         same_bits: on the CPU, the result has the same bits for any number of threads.
-        autocast: how autocast casts the inputs: ``"promote"`` to the widest of them, to a dtype, or
+        autocast: how autocast casts the inputs: ``"promote"`` to the widest of them, ``"low"`` to
+            the dtype of autocast, as torch casts those of matrix products, to another dtype, or
             not at all.
         module: takes arguments of a case and returns the ``nn.Module`` around the op. The module
             takes the tensor arguments that it does not own and computes the op.
@@ -230,7 +231,7 @@ class Op:
     pointwise: bool = False
     rowwise: bool = False
     same_bits: bool = False
-    autocast: Literal["promote"] | torch.dtype | None = None
+    autocast: Literal["promote", "low"] | torch.dtype | None = None
     module: Callable[..., torch.nn.Module] | None = None
     build: Build = field(default_factory=Build)
     namespace: str = DEFAULT_NAMESPACE

@@ -108,7 +108,7 @@ def test_tf32_is_for_float32(device):
 # A shape for each tile that the host code chooses from: rows, features, outputs, ends.
 TILES = {
     "large": (2048, 64, 1536, [1000, 2048]),
-    "turns": (300, 72, 264, [1, 131, 300]),
+    "pingpong": (300, 72, 264, [1, 131, 300]),
     "short": (64, 64, 8192, [9, 9, 20, 21, 22, 40, 50, 60]),
 }
 

@@ -187,3 +187,25 @@ def test_some_weights_of_a_block():
         opforge.mlp(*leaves, main_grad={"gate_weight": total})
     with pytest.raises(ValueError, match=r"main_grad\['down_weight'\] must be torch\.float32"):
         opforge.mlp(*leaves, main_grad={"down_weight": total})
+
+
+def test_a_gradient_of_the_residual_alone():
+    x, weight, residual = torch.randn(4, 6), torch.randn(3, 6), torch.randn(4, 3)
+    total = torch.zeros_like(weight)
+    for options in ({"activation": "gelu"}, {"clamp": (0.0, 1.0)}):
+        leaf = residual.clone().requires_grad_()
+        y = opforge.linear(x, weight, residual=leaf, main_grad=total, **options)
+        assert torch.equal(torch.autograd.grad(y.sum(), leaf)[0], torch.ones(4, 3))
+    assert not total.any()
+
+
+def test_a_layer_makes_its_total_when_it_has_a_gradient_to_add():
+    layer = opforge.nn.Linear(6, 3, main_grad=True)
+    with torch.no_grad():
+        layer(torch.randn(4, 6))
+    assert not hasattr(layer.weight, "main_grad")
+    layer(torch.randn(4, 6)).sum().backward()
+    assert layer.weight.main_grad.dtype == torch.float32
+    layer.double()
+    layer(torch.randn(4, 6, dtype=torch.float64)).sum().backward()
+    assert layer.weight.main_grad.dtype == torch.float64

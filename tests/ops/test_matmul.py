@@ -202,3 +202,13 @@ def test_compiled_code_is_the_same(device):
     a, b = (make(8, 8, dtype=torch.bfloat16, device=device).detach() for _ in range(2))
     compiled = torch.compile(lambda x, y: opforge.matmul(x, y, "mma"), backend="eager")
     torch.testing.assert_close(compiled(a, b), a @ b)
+
+
+@pytest.mark.sim
+@pytest.mark.nightly
+def test_without_a_name_the_gpu_decides():
+    a, b = torch.randn(40, 24, dtype=torch.bfloat16), torch.randn(24, 16, dtype=torch.bfloat16)
+    for device, kernel in ((sim.A100, "matmul_mma"), (sim.H200, "hopper_product")):
+        with sim.active("race", device=device, traffic=True) as calls:
+            opforge.matmul(a, b)
+        assert kernel in calls[-1].launches[-1].kernel

@@ -48,10 +48,10 @@ def near(got, right):
 
 
 LINEAR = {
-    "ii": ["large", "turns", "split", "wide", "medium", "small", "half"],
-    "io": ["large", "turns", "wide", "small"],
-    "oi": ["turns"],
-    "oo": ["large", "turns", "wide", "split"],
+    "ii": ["large", "pingpong", "split", "wide", "medium", "small", "half"],
+    "io": ["large", "pingpong", "wide", "small"],
+    "oi": ["pingpong"],
+    "oo": ["large", "pingpong", "wide", "split"],
 }
 
 
@@ -71,7 +71,7 @@ def test_linear(majors, name):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["large", "turns", "split"])
+@pytest.mark.parametrize("name", ["large", "pingpong", "split"])
 def test_gated_linear(name):
     x, gate, up = drawn(M, K), drawn(N // 2, K), drawn(N // 2, K)
     right = torch.relu(x.double() @ gate.double().t()) * (x.double() @ up.double().t())
@@ -80,7 +80,7 @@ def test_gated_linear(name):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["large", "turns"])
+@pytest.mark.parametrize("name", ["large", "pingpong"])
 def test_linear_dact(name):
     grad, weight, z = drawn(M, K), drawn(K, N), drawn(M, N)
     right = torch.where(z > 0, grad.double() @ weight.double(), 0.0)
@@ -93,7 +93,7 @@ def test_linear_dact(name):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["wide", "medium", "split", "fast_large", "fast_turns"])
+@pytest.mark.parametrize("name", ["wide", "medium", "split", "fast_large", "fast_pingpong"])
 def test_scaled_linear(name):
     (x, x_scale), (weight, weight_scale) = map(opforge.quantize_fp8, (drawn(M, K), drawn(N, K)))
     right = (x.double() * x_scale.double()) @ (weight.double() * weight_scale.double()).t()
@@ -103,7 +103,7 @@ def test_scaled_linear(name):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["ii_large", "ii_turns", "ii_short"])
+@pytest.mark.parametrize("name", ["ii_large", "ii_pingpong", "ii_short"])
 def test_grouped_linear(name):
     x, weights = drawn(M, K), drawn(3, N, K)
     ends = torch.tensor([70, 70, 290], dtype=torch.int32)

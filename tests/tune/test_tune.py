@@ -25,11 +25,11 @@ PRODUCT = Product("bf16", "ii", 64, 40, 128)
 def test_a_table_keeps_the_newest_choice_of_a_product(tmp_path):
     file = tmp_path / "gpu" / "table.txt"
     other = Product("f16", "oo", 8, 8, 8)
-    table.merge(file, [(PRODUCT, Choice("ii_large")), (other, Choice("oo_turns", 4, "columns"))])
-    table.merge(file, [(PRODUCT, Choice("ii_turns", 16))])
+    table.merge(file, [(PRODUCT, Choice("ii_large")), (other, Choice("oo_pingpong", 4, "columns"))])
+    table.merge(file, [(PRODUCT, Choice("ii_pingpong", 16))])
     assert table.read(file) == {
-        PRODUCT: Choice("ii_turns", 16),
-        other: Choice("oo_turns", 4, "columns"),
+        PRODUCT: Choice("ii_pingpong", 16),
+        other: Choice("oo_pingpong", 4, "columns"),
     }
     file.write_text(file.read_text() + "bf16 ii many 1 1 ii_large 8 rows\nnonsense\n")
     assert set(table.read(file)) == {PRODUCT, other}
@@ -37,9 +37,9 @@ def test_a_table_keeps_the_newest_choice_of_a_product(tmp_path):
 
 
 def test_what_libraries_write_down_is_read():
-    text = "bf16 ii 64 40 128 ii_large ii_turns\nf32 ii 8 8 8 tf32_large\n"
+    text = "bf16 ii 64 40 128 ii_large ii_pingpong\nf32 ii 8 8 8 tf32_large\n"
     assert table.recorded(text) == {
-        PRODUCT: ["ii_large", "ii_turns"],
+        PRODUCT: ["ii_large", "ii_pingpong"],
         Product("f32", "ii", 8, 8, 8): ["tf32_large"],
     }
 

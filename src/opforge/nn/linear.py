@@ -203,18 +203,26 @@ class GatedMLP(nn.Module):
         return (shown + packed).removeprefix(", ")
 
 
-def _main_grad(weight: Any) -> Tensor:
-    """``weight.main_grad``, zeros at first."""
-    if getattr(weight, "main_grad", None) is None:
-        wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        weight.main_grad = torch.zeros_like(weight, dtype=wide, requires_grad=False)
-    total: Tensor = weight.main_grad
+def _main_grad(weight: Any) -> Tensor | None:
+    """``weight.main_grad``, zeros at first; None if there is no gradient to add."""
+    if not (torch.is_grad_enabled() and weight.requires_grad):
+        return None
+    wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    total: Tensor | None = getattr(weight, "main_grad", None)
+    # The module may have been moved, or made double, since.
+    if (
+        total is None
+        or total.device != weight.device
+        or (total.dtype == torch.float64) != (wide == torch.float64)
+    ):
+        total = weight.main_grad = torch.zeros_like(weight, dtype=wide, requires_grad=False)
     return total
 
 
 def _main_grads(**layers: nn.Linear) -> dict[str, Tensor]:
     """Those of the weights, by the name that :func:`opforge.mlp` has for each."""
-    return {name: _main_grad(layer.weight) for name, layer in layers.items()}
+    totals = {name: _main_grad(layer.weight) for name, layer in layers.items()}
+    return {name: total for name, total in totals.items() if total is not None}
 
 
 def _check_fp8(module: str, fp8: str | None, tf32: bool, main_grad: bool) -> None:

@@ -177,6 +177,8 @@ def autocast_rule(op: Op) -> Callable[[tuple[Any, ...]], tuple[Any, ...]] | None
                 dtype = torch.promote_types(dtype, tensor.dtype)
         elif any(t.dtype == torch.float64 for t in tensors):
             return args  # autocast never narrows float64
+        elif rule == "low":
+            dtype = torch.get_autocast_dtype(tensors[0].device.type)
         return tuple(a.to(dtype) if i in slots and is_float(a) else a for i, a in enumerate(args))
 
     return cast

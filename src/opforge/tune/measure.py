@@ -8,6 +8,7 @@ compared, then the orders of the best two.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -90,11 +91,11 @@ def tune(
     for dtype in dtypes:
         for shape in sizes:
             make = DeviceMake(dtype, clock.device)
-            case = next(iter(shapes.arguments(op, make, shape).values()))
-            shapes.check(op, case, shape)
-            for direction in ("forward", "backward"):
+            variants = list(shapes.arguments(op, make, shape).values())
+            for case, direction in itertools.product(variants, ("forward", "backward")):
                 if direction == "backward" and op.backward is None:
                     continue
+                shapes.check(op, case, shape)
                 calls = _Calls(op, case, direction == "forward")
                 for product, tiles in _products(op, calls).items():
                     if product in seen:

@@ -222,13 +222,15 @@ def autocast(t: Trial) -> None:
     for base in t.kinds(torch.bfloat16):
         names = list(base.floats)
         tries = [base]
-        if t.op.autocast == "promote" and len(names) > 1 and torch.float32 in t.op.dtypes:
+        if t.op.autocast in ("promote", "low") and len(names) > 1 and torch.float32 in t.op.dtypes:
             tries.append(base.change(names[-1], inputs.to_dtype, torch.float32))
         for s in tries:
             dtypes = [x.dtype for x in s.floats.values()]
             target = t.op.autocast
             if target == "promote":
                 target = torch.float32 if torch.float32 in dtypes else torch.bfloat16
+            elif target == "low":
+                target = torch.bfloat16
             cast = cases.cast(s.case, target) if isinstance(target, torch.dtype) else s.case
             wanted = as_tuple(t.op.reference(*cast))
             with torch.autocast(t.place.device, dtype=torch.bfloat16):

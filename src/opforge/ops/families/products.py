@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -63,9 +64,24 @@ def limits_of(
             f"got {clamp!r}"
         )
     low, high = clamp
+    if not all(limit is None or isinstance(limit, (int, float)) for limit in clamp):
+        raise TypeError(f"opforge.{op}: the limits of clamp must be numbers or None, got {clamp!r}")
     if low is not None and high is not None and not low <= high:
         raise ValueError(f"opforge.{op}: clamp must be (low, high) with low <= high, got {clamp!r}")
     return low, high
+
+
+Tensors = TypeVar("Tensors", bound="tuple[Tensor | None, ...]")
+
+
+def lowered(tensors: Tensors) -> Tensors:
+    """Cast as autocast casts the inputs of matrix products, if it is on."""
+    given = [t for t in tensors if t is not None]
+    on = all(torch.is_autocast_enabled(t.device.type) for t in given)
+    if not on or any(t.dtype == torch.float64 for t in given):
+        return tensors
+    dtype = torch.get_autocast_dtype(given[0].device.type)
+    return cast("Tensors", tuple(None if t is None else t.to(dtype) for t in tensors))
 
 
 def rows_of(x: Tensor) -> Tensor:
@@ -179,6 +195,8 @@ def validate_options(
     high: float | None = None,
 ) -> None:
     """There is such an activation, TF32 is for float32, and numbers are numbers."""
+    if not isinstance(scale, (int, float)):
+        raise TypeError(f"opforge.{op}: scale must be a number, got {scale!r}")
     if not math.isfinite(scale):
         raise ValueError(f"opforge.{op}: scale must be finite, got {scale}")
     if any(limit is not None and math.isnan(limit) for limit in (low, high)):

@@ -317,7 +317,7 @@ op = Op(
     sized=sized,
     peers={"torch._scaled_mm": scaled_mm},
     rowwise=True,
-    autocast="promote",
+    autocast="low",
 )
 
 

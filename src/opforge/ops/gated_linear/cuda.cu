@@ -12,12 +12,12 @@ namespace {
 bool run_unit(const ProductCall& call, Activation activation, bool keeps) {
   using Tile = ProductTile<Activation>;
   static Unit<bool(const ProductCall&, const Activation&)> large("large"), large_kept("large_kept"),
-      turns("turns"), turns_kept("turns_kept"), split("split"), tf32("tf32"),
+      pingpong("pingpong"), pingpong_kept("pingpong_kept"), split("split"), tf32("tf32"),
       tf32_kept("tf32_kept");
   static const Tile all[] = {
-      {&large, 256, 128, 2, 1, 1.0}, {&turns, 256, 64, 2, 1, 1.1}, {&split, 64, 64, 4, 4, 4.3}};
+      {&large, 256, 128, 2, 1, 1.0}, {&pingpong, 256, 64, 2, 1, 1.1}, {&split, 64, 64, 4, 4, 4.3}};
   static const Tile all_kept[] = {{&large_kept, 256, 128, 2, 1, 1.0},
-                                  {&turns_kept, 256, 64, 2, 1, 1.1}};
+                                  {&pingpong_kept, 256, 64, 2, 1, 1.1}};
   static const Tile all_tf32[] = {{&tf32, 256, 64, 2, 1, 1.0}};
   static const Tile all_tf32_kept[] = {{&tf32_kept, 256, 64, 2, 1, 1.0}};
   static Unit<bool(const ProductCall&, const Activation&)> ampere("ampere"),

@@ -240,7 +240,7 @@ op = Op(
     sized=sized,
     peers={"products + gate": unfused},
     rowwise=True,
-    autocast="promote",
+    autocast="low",
     build=Build(archs=["9.0a"], by_dtype=["cuda"], on_demand=["units/*.cu"]),
 )
 

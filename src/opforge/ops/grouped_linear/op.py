@@ -212,7 +212,7 @@ op = Op(
     sized=sized,
     peers={"torch._grouped_mm": grouped_mm},
     rowwise=True,
-    autocast="promote",
+    autocast="low",
     build=Build(archs=["9.0a"], by_dtype=["cuda"], on_demand=["units/*.cu"]),
 )
 

@@ -43,6 +43,8 @@ class _Linear(torch.autograd.Function):
         x, weight, at = ctx.saved_tensors
         *finish, tf32 = ctx.options
         needs_x, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[1:5]
+        if not (needs_x or needs_weight or needs_bias):  # nothing was kept
+            return None, None, None, None, grad_y, None, None
         passed = _before(grad_y, at, *finish)
         grad_x = grad_bias = None
         if needs_x:

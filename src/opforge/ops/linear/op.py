@@ -199,7 +199,7 @@ op = Op(
     sized=sized,
     peers={"cuBLASLt": cublaslt, "max-autotune": max_autotune},
     rowwise=True,
-    autocast="promote",
+    autocast="low",
     build=Build(archs=["9.0a"], by_dtype=["cuda"], on_demand=["units/*.cu"]),
 )
 
@@ -249,8 +249,9 @@ def linear(
     if main_grad is None:
         y = op(x, weight, bias, residual, *options, save)
         return y
-    validate(x, weight, bias, residual, *options)
     product_gradients.check_total("linear", "main_grad", main_grad, weight)
+    x, weight, bias, residual = products.lowered((x, weight, bias, residual))
+    validate(x, weight, bias, residual, *options)
     by_y = uses_y(*options[:4], residual is not None)
     y = main_grads.linear(main_grad, x, weight, bias, residual, options, by_y)
     return y

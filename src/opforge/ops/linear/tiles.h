@@ -12,25 +12,25 @@ using LinearUnit = Unit<bool(const ProductCall&, const LinearOptions&)>;
 
 inline bool run_product(const ProductCall& call, const LinearOptions& options) {
   using Tile = ProductTile<LinearOptions>;
-  static LinearUnit ii_large("ii_large"), ii_turns("ii_turns"), ii_split("ii_split"),
+  static LinearUnit ii_large("ii_large"), ii_pingpong("ii_pingpong"), ii_split("ii_split"),
       ii_wide("ii_wide"), ii_medium("ii_medium"), ii_small("ii_small"), ii_half("ii_half"),
-      io_large("io_large"), io_turns("io_turns"), io_wide("io_wide"), io_small("io_small"),
-      oo_large("oo_large"), oo_turns("oo_turns"), oo_wide("oo_wide"), oo_split("oo_split"),
-      oi_turns("oi_turns"), tf32_large("tf32_large"), tf32_split("tf32_split");
+      io_large("io_large"), io_pingpong("io_pingpong"), io_wide("io_wide"), io_small("io_small"),
+      oo_large("oo_large"), oo_pingpong("oo_pingpong"), oo_wide("oo_wide"), oo_split("oo_split"),
+      oi_pingpong("oi_pingpong"), tf32_large("tf32_large"), tf32_split("tf32_split");
   // By the majors of a and b: inner or outer.
   static const Tile tf32[] = {{&tf32_large, 256, 128, 2, 1, 1.0},
                               {&tf32_split, 64, 128, 4, 4, 4.3}};
-  static const Tile ii[] = {{&ii_large, 256, 256, 2, 1, 1.0},  {&ii_turns, 256, 128, 2, 1, 1.1},
+  static const Tile ii[] = {{&ii_large, 256, 256, 2, 1, 1.0},  {&ii_pingpong, 256, 128, 2, 1, 1.1},
                             {&ii_split, 64, 128, 4, 4, 4.3},   {&ii_wide, 256, 256, 2, 1, 0.97},
                             {&ii_medium, 256, 128, 2, 1, 1.1}, {&ii_small, 64, 64, 2, 2, 4.0},
                             {&ii_half, 128, 128, 2, 2, 1.2}};
   static const Tile io[] = {{&io_large, 256, 256, 2, 1, 1.0},
-                            {&io_turns, 256, 128, 2, 1, 1.1},
+                            {&io_pingpong, 256, 128, 2, 1, 1.1},
                             {&io_wide, 256, 256, 2, 1, 1.0},
                             {&io_small, 64, 64, 2, 2, 4.0}};
-  static const Tile oi[] = {{&oi_turns, 256, 128, 2, 1, 1.0}};
+  static const Tile oi[] = {{&oi_pingpong, 256, 128, 2, 1, 1.0}};
   static const Tile oo[] = {{&oo_large, 256, 256, 2, 1, 1.0},
-                            {&oo_turns, 256, 128, 2, 1, 1.1},
+                            {&oo_pingpong, 256, 128, 2, 1, 1.1},
                             {&oo_wide, 256, 256, 2, 1, 1.0},
                             {&oo_split, 128, 256, 4, 4, 1.1}};
   static LinearUnit ampere_ii("ampere_ii"), ampere_io("ampere_io"), ampere_oi("ampere_oi"),

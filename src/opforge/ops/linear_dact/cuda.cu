@@ -13,10 +13,10 @@ namespace {
 
 bool run_unit(const ProductCall& call, Activation activation, bool gated) {
   using Tile = ProductTile<Activation>;
-  static Unit<bool(const ProductCall&, const Activation&)> large("large"), turns("turns"),
-      tf32("tf32"), gated_turns("gated_turns"), gated_tf32("gated_tf32");
-  static const Tile one[] = {{&large, 256, 256, 2, 1, 1.0}, {&turns, 256, 128, 2, 1, 1.1}};
-  static const Tile pair[] = {{&gated_turns, 256, 128, 2, 1, 1.0}};
+  static Unit<bool(const ProductCall&, const Activation&)> large("large"), pingpong("pingpong"),
+      tf32("tf32"), gated_pingpong("gated_pingpong"), gated_tf32("gated_tf32");
+  static const Tile one[] = {{&large, 256, 256, 2, 1, 1.0}, {&pingpong, 256, 128, 2, 1, 1.1}};
+  static const Tile pair[] = {{&gated_pingpong, 256, 128, 2, 1, 1.0}};
   static const Tile one_tf32[] = {{&tf32, 256, 128, 2, 1, 1.0}};
   static const Tile pair_tf32[] = {{&gated_tf32, 256, 128, 2, 1, 1.0}};
   static Unit<bool(const ProductCall&, const Activation&)> ampere("ampere"),

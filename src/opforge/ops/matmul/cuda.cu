@@ -13,20 +13,11 @@ namespace opforge {
 
 namespace {
 
-bool has_tensor_cores() {
-#if defined(OPFORGE_SIM)
-  return true;
-#else
-  static std::atomic<int> known[64];
-  return detail::device_attribute(cudaDevAttrComputeCapabilityMajor, known) >= 8;
-#endif
-}
-
 // The highest rung that takes such elements on this GPU.
 Rung best_rung(DType dtype, bool tf32, int64_t m, int64_t n, int64_t k) {
-  if (has_kernel(dtype, tf32, m, n, k)) return Rung::hopper;
+  if (has_hopper_kernel(dtype, tf32, m, n, k)) return Rung::hopper;
   const bool wide = dtype == DType::f64 || (dtype == DType::f32 && !tf32);
-  return wide || !has_tensor_cores() ? Rung::registers : Rung::mma;
+  return wide || !has_mma() ? Rung::registers : Rung::mma;
 }
 
 template <class T>
@@ -98,7 +89,7 @@ Tensor matmul_cuda(const Tensor& a, const Tensor& b, int64_t kernel, bool tf32) 
                 "matmul: tf32 is for float32 and the kernels 'mma' and 'hopper'");
   OPFORGE_CHECK(rung < Rung::wmma || is_short || (tf32 && rung != Rung::wmma),
                 "matmul: this kernel does not take this dtype");
-  OPFORGE_CHECK(rung < Rung::wmma || has_tensor_cores(),
+  OPFORGE_CHECK(rung < Rung::wmma || has_mma(),
                 "matmul: the kernels 'wmma' and 'mma' need a GPU of compute capability 8.0; pass "
                 "kernel='registers' or kernel=None");
   OPFORGE_CHECK(rung != Rung::hopper || is_hopper(),

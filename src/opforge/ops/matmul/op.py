@@ -173,6 +173,7 @@ op = Op(
     product=lambda a, b: (a, b),
     sized=sized,
     rowwise=True,
+    autocast="low",
     build=Build(archs=["9.0a"], by_dtype=["cuda"], on_demand=["units/*.cu"]),
 )
 
@@ -186,8 +187,8 @@ def matmul(a: Tensor, b: Tensor, kernel: str | None = None, *, tf32: bool = Fals
         a: (..., m, k), or (k,) for a row.
         b: (..., k, n), or (k,) for a column.
         kernel: "naive", "coalesced", "tiled", "registers", "wmma", "mma" or "hopper". The last
-            three are for float16 and bfloat16. None takes the last one that the GPU and the dtype
-            allow. On the CPU, torch's product is used.
+            three are for float16 and bfloat16; "mma" and "hopper" are also for TF32. None takes the
+            last one that the GPU and the dtype allow. On the CPU, torch's product is used.
         tf32: multiply float32 as TF32: with 10 bits of the mantissa. For the kernels "mma" and
             "hopper".
     """

@@ -15,15 +15,15 @@ inline int majors_of(const ProductCall& call) {
 
 inline bool run_hopper_unit(const ProductCall& call) {
   using Tile = ProductTile<MatmulOptions>;
-  static MatmulUnit ii_large("ii_large"), ii_turns("ii_turns"), io_large("io_large"),
-      io_turns("io_turns"), oi_large("oi_large"), oi_turns("oi_turns"), oo_large("oo_large"),
-      oo_turns("oo_turns"), tf32_large("tf32_large");
+  static MatmulUnit ii_large("ii_large"), ii_pingpong("ii_pingpong"), io_large("io_large"),
+      io_pingpong("io_pingpong"), oi_large("oi_large"), oi_pingpong("oi_pingpong"),
+      oo_large("oo_large"), oo_pingpong("oo_pingpong"), tf32_large("tf32_large");
   static const Tile tf32[] = {{&tf32_large, 256, 128, 2, 1, 1.0}};
   static const Tile shorts[4][2] = {
-      {{&ii_large, 256, 256, 2, 1, 1.0}, {&ii_turns, 256, 128, 2, 1, 1.1}},
-      {{&io_large, 256, 256, 2, 1, 1.0}, {&io_turns, 256, 128, 2, 1, 1.1}},
-      {{&oi_large, 256, 256, 2, 1, 1.0}, {&oi_turns, 256, 128, 2, 1, 1.1}},
-      {{&oo_large, 256, 256, 2, 1, 1.0}, {&oo_turns, 256, 128, 2, 1, 1.1}}};
+      {{&ii_large, 256, 256, 2, 1, 1.0}, {&ii_pingpong, 256, 128, 2, 1, 1.1}},
+      {{&io_large, 256, 256, 2, 1, 1.0}, {&io_pingpong, 256, 128, 2, 1, 1.1}},
+      {{&oi_large, 256, 256, 2, 1, 1.0}, {&oi_pingpong, 256, 128, 2, 1, 1.1}},
+      {{&oo_large, 256, 256, 2, 1, 1.0}, {&oo_pingpong, 256, 128, 2, 1, 1.1}}};
   std::span<const Tile> tiles = tf32;
   if (call.dtype != DType::f32) tiles = shorts[majors_of(call)];
   return run_chosen(tiles, call, MatmulOptions{});

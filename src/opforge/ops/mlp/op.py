@@ -378,7 +378,7 @@ op = Op(
     operations=operations,
     sized=sized,
     rowwise=True,
-    autocast="promote",
+    autocast="low",
 )
 
 
@@ -425,16 +425,18 @@ def mlp(
         for name, given in (("tf32", tf32), ("main_grad", main_grad)):
             if given:
                 raise ValueError(f"opforge.mlp: {name} and fp8 exclude each other; leave one out")
-        validate(*first, residual, code, tf32)
+        tensors = products.lowered((*first, residual))
+        validate(*tensors, code, tf32)
         gated = is_gated(up_weight, down_weight, gate_weight)
-        return by_fp8.mlp(*first, residual, activation, gated, fp8)
+        return by_fp8.mlp(*tensors, activation, gated, fp8)
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in first)
     y: Tensor
     if not main_grad:
         y = op(*first, residual, code, tf32, save)
         return y
-    validate(*first, residual, code, tf32)
+    tensors = products.lowered((*first, residual))
+    validate(*tensors, code, tf32)
     weights = {"up_weight": up_weight, "down_weight": down_weight, "gate_weight": gate_weight}
     totals = main_grads.totals_of(main_grad, weights)
-    y = main_grads.mlp(composed, composed_backward, totals, (*first, residual), code, tf32)
+    y = main_grads.mlp(composed, composed_backward, totals, tensors, code, tf32)
     return y

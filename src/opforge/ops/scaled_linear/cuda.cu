@@ -140,7 +140,7 @@ std::tuple<Tensor, Tensor> scaled_linear_cuda(const Tensor& x, const Tensor& wei
     layer.residual = as_matrix(contiguous(*residual));
   }
   const Tensor* const kept = with_z ? &z : nullptr;
-  const bool known = has_kernel(DType(dtype), true, m, n, k);
+  const bool known = has_hopper_kernel(DType(dtype), true, m, n, k);
   if (!known || !by_kernel(y, kept, x, weight, layer)) by_torch(y, kept, x, weight, layer);
   return {y, z};
 }

@@ -15,12 +15,12 @@ inline bool run_product(const ProductCall& call, const ScaledOptions& options, b
                         bool fast_accum) {
   using Tile = ProductTile<ScaledOptions>;
   static ScaledUnit wide("wide"), medium("medium"), split("split"), fast_large("fast_large"),
-      fast_turns("fast_turns"), float_medium("float_medium"), gradient_wide("gradient_wide"),
+      fast_pingpong("fast_pingpong"), float_medium("float_medium"), gradient_wide("gradient_wide"),
       gradient_medium("gradient_medium"), gradient_split("gradient_split");
   static const Tile precise[] = {
       {&wide, 256, 256, 2, 1, 1.0}, {&medium, 256, 128, 2, 1, 1.1}, {&split, 64, 128, 4, 4, 4.3}};
   static const Tile fast[] = {{&fast_large, 256, 256, 2, 1, 1.0},
-                              {&fast_turns, 256, 128, 2, 1, 1.1}};
+                              {&fast_pingpong, 256, 128, 2, 1, 1.1}};
   static const Tile floats[] = {{&float_medium, 256, 128, 2, 1, 1.0}};
   static const Tile gradients[] = {{&gradient_wide, 256, 256, 2, 1, 1.0},
                                    {&gradient_medium, 256, 128, 2, 1, 1.1},

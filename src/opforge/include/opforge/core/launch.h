@@ -131,11 +131,11 @@ inline int device_attribute(cudaDeviceAttr attribute, std::atomic<int> (&known)[
   int device = 0;
   cuda_check(cudaGetDevice(&device), "cudaGetDevice");
 #if !defined(OPFORGE_SIM)  // which may pretend to be another device with every call
-  if (device < 64 && known[device] != 0) return known[device];
+  if (device < 64 && known[device] != 0) return known[device] - 1;
 #endif
   int count = 0;
   cuda_check(cudaDeviceGetAttribute(&count, attribute, device), "cudaDeviceGetAttribute");
-  if (device < 64) known[device] = count;
+  if (device < 64) known[device] = count + 1;  // 0: not asked yet
   return count;
 }
 

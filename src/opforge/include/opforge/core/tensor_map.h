@@ -50,12 +50,13 @@ OPFORGE_HOST_DEVICE int swizzled(int row, int byte) {
   return row * kTileWidth + (byte ^ (row % 8 * 16));
 }
 
-// Whether tensor_map() takes it: addresses and strides are multiples of 16 bytes.
+// Whether tensor_map() takes it: addresses and strides are multiples of 16 bytes. Expanded dims,
+// whose stride is 0, are not tried.
 template <class T>
 inline bool can_map(const T* data, const MatrixExtent& x) {
   const auto whole = [](int64_t stride) {
     const int64_t bytes = stride * int64_t(sizeof(T));
-    return bytes % 16 == 0 && bytes < int64_t(1) << 40;
+    return bytes > 0 && bytes % 16 == 0 && bytes < int64_t(1) << 40;
   };
   constexpr int64_t kMost = int64_t(1) << 31;  // coordinates are 32-bit
   return reinterpret_cast<uintptr_t>(data) % 16 == 0 && (x.rows == 1 || whole(x.row_stride)) &&

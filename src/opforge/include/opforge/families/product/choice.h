@@ -7,7 +7,8 @@
 //
 // dtype, majors of a and b (i: inner, o: outer), m, n, k; then the tile, and bands of how many rows
 // or columns of tiles. Products of about the same size take that choice. For others there is a rule
-// of thumb. The choice depends on the shape and the GPU alone, so results stay the same.
+// of thumb. The choice depends on the shape, the GPU and the table alone, so results stay the same
+// until the table changes.
 #pragma once
 
 #include <opforge/core/launch.h>
@@ -98,6 +99,13 @@ struct ProductChoices {
 };
 inline ProductChoices product_choices;
 
+// Whether a unit has the tile that was chosen. Tiles are measured as calls without gradients make
+// them. Units that keep more for gradients are called like the others, with _kept.
+inline bool is_tile(std::string_view unit, std::string_view chosen) {
+  return unit.starts_with(chosen) &&
+         (unit.size() == chosen.size() || unit.substr(chosen.size()) == "_kept");
+}
+
 // The fastest by a rule of thumb: the number of rounds that the GPU needs for all tiles, and what a
 // tile takes. A tile also costs as much as some inner steps to begin and to end.
 template <class Options>
@@ -147,8 +155,8 @@ bool run_chosen(std::span<const ProductTile<Options>> tiles, ProductCall call,
     double least = kSimilar;
     for (const detail::ProductChoice& choice : *table) {
       if (choice.key.kind != key.kind || choice.key.distance(key) >= least) continue;
-      const auto tile =
-          std::ranges::find_if(tiles, [&](const auto& t) { return choice.tile == t.unit->name(); });
+      const auto tile = std::ranges::find_if(
+          tiles, [&](const auto& t) { return detail::is_tile(t.unit->name(), choice.tile); });
       if (tile == tiles.end()) continue;  // of an older version
       nearest = &*tile, least = choice.key.distance(key);
       call.group = choice.group, call.by_columns = choice.by_columns;

@@ -11,12 +11,19 @@
 
 namespace opforge {
 
-// Whether there are kernels for such elements on this GPU. Empty products are torch's.
-inline bool has_kernel(DType dtype, bool tf32, int64_t m, int64_t n, int64_t k) {
-  constexpr int64_t kMost = (int64_t(1) << 31) - 256;  // a tile reaches beyond the end
+// Whether tensor cores take such elements, and kernels such sizes. Empty products are torch's.
+inline bool fits_kernels(DType dtype, bool tf32, int64_t m, int64_t n, int64_t k) {
+  constexpr int64_t kMost = (int64_t(1) << 31) - 1024;  // tiles reach beyond the end
   const bool known = dtype == DType::f16 || dtype == DType::bf16 || (dtype == DType::f32 && tf32);
-  return known && (is_hopper() || has_mma()) && m > 0 && n > 0 && k > 0 && m < kMost && n < kMost &&
-         k < kMost;
+  return known && m > 0 && n > 0 && k > 0 && m < kMost && n < kMost && k < kMost;
+}
+
+// Whether there are kernels for them on this GPU: of hopper.cuh, or of any kind.
+inline bool has_hopper_kernel(DType dtype, bool tf32, int64_t m, int64_t n, int64_t k) {
+  return is_hopper() && fits_kernels(dtype, tf32, m, n, k);
+}
+inline bool has_kernel(DType dtype, bool tf32, int64_t m, int64_t n, int64_t k) {
+  return has_mma() && fits_kernels(dtype, tf32, m, n, k);
 }
 
 // A matrix as an operand, and what keeps its memory alive.

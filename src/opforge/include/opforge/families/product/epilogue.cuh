@@ -87,7 +87,9 @@ struct LinearEpilogue {
       if (p.plain || limits || scale != 1.0f || (adds && !kNone)) {
         f(general);
       } else if (adds) {
-        if constexpr (kNone) f(with_known<1, 1>(sum));
+        if constexpr (kNone) {
+          p.outs == 1 ? f(with_known<1, 1>(sum)) : f(general);
+        }
       } else if (p.outs == 1) {
         f(with_known<0, 1>(simple));
       } else {

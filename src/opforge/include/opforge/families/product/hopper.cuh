@@ -949,6 +949,7 @@ struct HopperProduct {
       }
       if constexpr (Tile::kSplit > 1) exchange(s, consumer, sums);
       if constexpr (kColumns > 0) {
+        sync_group(consumer);  // all warps have read those of the last tile
         store_columns(s, consumer, columns);
         sync_group(consumer);
       }
@@ -991,7 +992,10 @@ struct HopperProduct {
       consume(maps, p, work, s, group - 1);
     }
     // Until nobody arrives at this block's barriers or writes to its memory.
-    if constexpr (Tile::kBlocks > 1) cluster_sync();
+    if constexpr (Tile::kBlocks > 1) {
+      __syncwarp();  // barriers of clusters are for whole warps
+      cluster_sync();
+    }
   }
 };
 

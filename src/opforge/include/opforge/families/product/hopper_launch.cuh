@@ -5,6 +5,7 @@
 #include <opforge/core/launch.h>
 
 #include <algorithm>
+#include <atomic>
 #include <climits>
 #include <opforge/families/product/hopper.cuh>
 
@@ -26,6 +27,23 @@ inline bool can_map_result(const ProductMatrix& x, const ProductCall& call, int6
                  {call.m, call.n, x.row_stride, batches, x.batch_stride});
 }
 
+#if !defined(OPFORGE_SIM)
+// Whether this library has code for the current GPU.
+template <class Product>
+inline bool has_code() {
+  static std::atomic<int> known[64];  // 0: not asked yet
+  int device = 0;
+  cuda_check(cudaGetDevice(&device), "cudaGetDevice");
+  if (device < 64 && known[device] != 0) return known[device] == 1;
+  cudaFuncAttributes facts = {};
+  const bool there = cudaFuncGetAttributes(&facts, hopper_product<Product>) == cudaSuccess &&
+                     facts.binaryVersion == 90;
+  if (!there) cudaGetLastError();
+  if (device < 64) known[device] = there ? 1 : 2;
+  return there;
+}
+#endif
+
 // Runs a call whose operands have these majors. False if this library has no code for the GPU.
 template <class Product>
 bool run_hopper(const ProductCall& call, const typename Product::Epilogue& epilogue) {
@@ -33,12 +51,7 @@ bool run_hopper(const ProductCall& call, const typename Product::Epilogue& epilo
   using Out = typename Product::Out;
   using Tile = typename Product::Tile;
 #if !defined(OPFORGE_SIM)
-  cudaFuncAttributes facts = {};
-  if (cudaFuncGetAttributes(&facts, hopper_product<Product>) != cudaSuccess) {
-    cudaGetLastError();
-    return false;
-  }
-  if (facts.binaryVersion != 90) return false;
+  if (!has_code<Product>()) return false;
 #endif
   // Groups are parts of one matrix.
   constexpr Groups kGroups = Product::kGroups;

@@ -9,4 +9,4 @@ static bool run(const ProductCall& call, const MatmulOptions&) {
 
 }  // namespace opforge
 
-OPFORGE_UNIT(io_turns, opforge::run)
+OPFORGE_UNIT(io_pingpong, opforge::run)

@@ -10,4 +10,4 @@ static bool run(const ProductCall& call, const NoOptions& none) {
 
 }  // namespace opforge
 
-OPFORGE_UNIT(io_turns, opforge::run)
+OPFORGE_UNIT(io_pingpong, opforge::run)

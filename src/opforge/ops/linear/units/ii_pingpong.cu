@@ -4,10 +4,10 @@
 namespace opforge {
 
 static bool run(const ProductCall& call, const LinearOptions& options) {
-  return run_linear_short<HopperTile<128, 128, 2, true, 2>, Major::inner, Major::outer>(call,
+  return run_linear_short<HopperTile<128, 128, 2, true, 2>, Major::inner, Major::inner>(call,
                                                                                         options);
 }
 
 }  // namespace opforge
 
-OPFORGE_UNIT(io_turns, opforge::run)
+OPFORGE_UNIT(ii_pingpong, opforge::run)

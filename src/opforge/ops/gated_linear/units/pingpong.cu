@@ -4,9 +4,9 @@
 namespace opforge {
 
 static bool run(const ProductCall& call, const Activation& activation) {
-  return run_dact_short<GatedDactEpilogue, HopperTile<128, 128, 2, true, 2>>(call, activation);
+  return run_gated_short<false, HopperTile<128, 128, 2, true, 2>>(call, activation);
 }
 
 }  // namespace opforge
 
-OPFORGE_UNIT(gated_turns, opforge::run)
+OPFORGE_UNIT(pingpong, opforge::run)

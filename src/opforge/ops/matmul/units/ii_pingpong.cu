@@ -4,9 +4,9 @@
 namespace opforge {
 
 static bool run(const ProductCall& call, const MatmulOptions&) {
-  return run_hopper_rung_short<HopperTile<128, 128, 2, true, 2>, Major::outer, Major::outer>(call);
+  return run_hopper_rung_short<HopperTile<128, 128, 2, true, 2>, Major::inner, Major::inner>(call);
 }
 
 }  // namespace opforge
 
-OPFORGE_UNIT(oo_turns, opforge::run)
+OPFORGE_UNIT(ii_pingpong, opforge::run)

@@ -11,4 +11,4 @@ static bool run(const ProductCall& call, const ScaledOptions& options) {
 
 }  // namespace opforge
 
-OPFORGE_UNIT(fast_turns, opforge::run)
+OPFORGE_UNIT(fast_pingpong, opforge::run)

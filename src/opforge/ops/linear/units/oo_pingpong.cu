@@ -10,4 +10,4 @@ static bool run(const ProductCall& call, const LinearOptions& options) {
 
 }  // namespace opforge
 
-OPFORGE_UNIT(oo_turns, opforge::run)
+OPFORGE_UNIT(oo_pingpong, opforge::run)
