@@ -75,8 +75,10 @@ def test_any_scale_will_do_and_any_strides(device):
     apart = torch.stack([x.view(torch.uint8)] * 2, -1)[..., 0].view(E4M3)
     assert apart.stride(1) == 2
     near(
-        opforge.scaled_linear(apart.unflatten(0, (7, 10)), weight, torch.ones(()), weight_scale),
-        exact(apart, weight, torch.ones(()), weight_scale).unflatten(0, (7, 10)),
+        opforge.scaled_linear(
+            apart.unflatten(0, (7, 10)), weight, torch.ones((), device=device), weight_scale
+        ),
+        exact(apart, weight, torch.ones((), device=device), weight_scale).unflatten(0, (7, 10)),
         torch.bfloat16,
     )
 

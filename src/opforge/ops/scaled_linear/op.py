@@ -240,7 +240,7 @@ def scaled_linear(
             raise TypeError(
                 f"{name}: {what} is {numbers.dtype}, whose values mean little without their "
                 f"scale; pass {what}_scale, the second result of opforge.quantize_fp8, or "
-                "torch.ones(()) if there is none"
+                "torch.ones((), device=x.device) if there is none"
             )
     assert x_scale is not None
     assert weight_scale is not None

@@ -151,6 +151,7 @@ struct GroupTiles {
   int rank_m, rank_n;
   int inner_first = 0, inner_count = 0;  // stages
   int begin = 0, inner = 0;              // of the group: its first row or inner index, inner size
+  int skipped = 0;                       // of these inner indices, which the group does not have
 
   __device__ explicit GroupTiles(const Params& p)
       : cursor_(p.groups, kRows,
@@ -174,6 +175,11 @@ struct GroupTiles {
     col = (j * Tile::kClusterN + rank_n) * Product::kCols;
     // Rows after the last group are no product of anything.
     inner = kKind == Groups::inner ? size : batch < p.batches ? p.k : 0;
+    if constexpr (kKind == Groups::inner && Product::kMajorA == Major::inner) {
+      // Boxes begin at multiples of 16 bytes along the inner dim.
+      skipped = inner == 0 ? 0 : begin % (16 / int(sizeof(typename Product::T)));
+      begin -= skipped, inner += skipped;
+    }
     const int stages = ceil(inner, Product::kInner), share = ceil(stages, Tile::kSplit);
     inner_first = part_ * share;
     inner_count = max(0, min(stages, inner_first + share) - inner_first);
@@ -192,9 +198,12 @@ struct GroupTiles {
     return kKind == Groups::rows ? cursor_.end : p.m;
   }
 
-  // Inner indices of the group in the last stage, or more.
-  __device__ int last_valid() const {
-    return inner - (inner_first + inner_count - 1) * Product::kInner;
+  // Where the group's inner indices begin and end in a stage: at 0 or before, at its end or after.
+  __device__ int first_valid(int stage) const {
+    return skipped - (inner_first + stage) * Product::kInner;
+  }
+  __device__ int last_valid(int stage) const {
+    return inner - (inner_first + stage) * Product::kInner;
   }
 
  private:

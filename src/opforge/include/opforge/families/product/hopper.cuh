@@ -296,15 +296,17 @@ struct HopperProduct {
     }
   }
 
-  // Makes zeros of what an operand's stage has beyond `valid` inner indices.
+  // Makes zeros of what an operand's stage has outside the inner indices `begin` to `end`.
   template <Major major, int Size>
-  __device__ static void clear(unsigned char* stage, int valid, int thread, int threads) {
+  __device__ static void clear(unsigned char* stage, int begin, int end, int thread, int threads) {
     if constexpr (major == Major::outer) {
       constexpr int kPieces = kTileWidth / 16;
 #pragma unroll 1
       for (int box = 0; box < Size / 64; ++box) {
 #pragma unroll 1
-        for (int i = valid * kPieces + thread; i < kInner * kPieces; i += threads) {
+        for (int i = thread; i < kInner * kPieces; i += threads) {
+          const int inner = i / kPieces;
+          if (inner >= begin && inner < end) continue;
           reinterpret_cast<int4*>(stage + box * kInner * kTileWidth)[i] = {};
         }
       }
@@ -312,39 +314,28 @@ struct HopperProduct {
 #pragma unroll 1
       for (int i = thread; i < Size * kInner; i += threads) {
         const int inner = i % kInner;
-        if (inner < valid) continue;
+        if (inner >= begin && inner < end) continue;
         *reinterpret_cast<T*>(stage + swizzled(i / kInner, inner * int(sizeof(T)))) = T{};
       }
     }
   }
 
-  // The last stage of a group reaches into the next one, whose values must not count: 0 times NaN
-  // would. All who read the stage call it.
-  __device__ static void cut(const Shared& s, int consumer, int stage, int valid) {
-    if (valid >= kInner) return;
+  // The last stage of a group reaches into the next one, and its first one may begin in the one
+  // before. Their values must not count: 0 times NaN would. All who read the stage call it.
+  __device__ static void cut(const Shared& s, int consumer, int stage, int begin, int end) {
+    if (begin <= 0 && end >= kInner) return;
     constexpr int kThreads = Tile::kPingPong ? kWarpGroup : Tile::kConsumers * kWarpGroup;
     const int thread =
         int(threadIdx.x) % kWarpGroup + (Tile::kPingPong ? 0 : consumer) * kWarpGroup;
-    clear<kMajorA, Tile::kM>(s.a(stage), valid, thread, kThreads);
-    clear<kMajorB, Tile::kN>(s.b(stage), valid, thread, kThreads);
+    clear<kMajorA, Tile::kM>(s.a(stage), begin, end, thread, kThreads);
+    clear<kMajorB, Tile::kN>(s.b(stage), begin, end, thread, kThreads);
     fence_for_copies();  // products read as copies do
     kThreads == kWarpGroup ? sync_group(consumer) : sync_some(kOrder, kThreads);
   }
 
-  // Two warp groups that share tiles stay some stages apart. While one of them writes its rows, the
-  // other one still multiplies.
-#if defined(OPFORGE_TOGETHER)
-  static constexpr bool kApart = false;
-#else
-  static constexpr bool kApart = !Tile::kPingPong && Tile::kConsumers == 2 && Tile::kSplit == 1 &&
-                                 kGroups != Groups::inner && !Tile::kInParts;
-#endif
-  static constexpr int kLead = kStages / 2;
-
-  // The product of a tile. `at` moves on by the stages it takes. With `first`, it lets the other
-  // warp group begin when it is kLead stages ahead.
+  // The product of a tile. `at` moves on by the stages it takes.
   __device__ static void multiply(const Shared& s, const Work& work, int consumer, Position& at,
-                                  bool first, Sums& sums) {
+                                  Sums& sums) {
     const int count = work.inner_count;
     Barriers& barriers = s.barriers();
     const int first_row = Tile::kPingPong ? 0 : consumer * Tile::kRows;
@@ -353,15 +344,12 @@ struct HopperProduct {
 #pragma unroll
       for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] = 0.0f;
     }
-    if (count == 0) {
-      if (first) arrive_some(kOrder, 2 * kWarpGroup);
-      return;
-    }
+    if (count == 0) return;
     int before = 0;
     for (int i = 0; i < count; ++i) {
       wait(barriers.full[at.stage], at.phase);
       if constexpr (kGroups == Groups::inner) {
-        if (i == count - 1) cut(s, consumer, at.stage, work.last_valid());
+        cut(s, consumer, at.stage, work.first_valid(i), work.last_valid(i));
       }
       warpgroup_arrive();
 #pragma unroll
@@ -381,9 +369,6 @@ struct HopperProduct {
       }
       before = at.stage;
       at.advance();
-      if constexpr (kApart) {
-        if (first && i + 1 == min(kLead, count)) arrive_some(kOrder, 2 * kWarpGroup);
-      }
     }
     warpgroup_wait<0>();
 #pragma unroll
@@ -399,7 +384,6 @@ struct HopperProduct {
 #pragma unroll
       for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] = 0.0f;
     }
-    Part one;
     if constexpr (kRowBlocks > 1) {
       // While a warp group adds, another one multiplies.
 #pragma unroll 1
@@ -407,17 +391,18 @@ struct HopperProduct {
         wait(s.barriers().full[at.stage], at.phase);
 #pragma unroll
         for (int r = 0; r < kRowBlocks; ++r) {
-          begin_part(s, consumer, at.stage, r, one);
+          Part part;
+          begin_part(s, consumer, at.stage, r, part);
           warpgroup_wait<0>();
-          keep_in_place(one);
+          keep_in_place(part);
           if (r == kRowBlocks - 1) release(s.barriers().empty[at.stage]);
-          add_part(one, sums[r]);
+          add_part(part, sums[r]);
         }
         at.advance();
       }
     } else if (count > 0) {
       // There are registers for two parts: one is added while the tensor cores make the other.
-      Part two;
+      Part one, two;
       const auto begin = [&](Part& part) {
         wait(s.barriers().full[at.stage], at.phase);
         begin_part(s, consumer, at.stage, 0, part);
@@ -914,7 +899,6 @@ struct HopperProduct {
     Slots slots(p, consumer);
     Position at;
     int t = int(blockIdx.x) / Tile::kBlocks;
-    bool first = true;
     if constexpr (Tile::kPingPong) {
       if (consumer == 1) {
         if (t < work.tiles) arrive_some(kOrder, 2 * kWarpGroup);
@@ -937,11 +921,7 @@ struct HopperProduct {
       if constexpr (Tile::kInParts) {
         multiply_in_parts(s, consumer, work.inner_count, at, sums);
       } else {
-        if constexpr (kApart) {
-          if (first && consumer == 1) sync_some(kOrder, 2 * kWarpGroup);
-        }
-        multiply(s, work, consumer, at, kApart && first && consumer == 0, sums);
-        first = false;
+        multiply(s, work, consumer, at, sums);
       }
       if constexpr (Tile::kPingPong) {
         if (t + work.step < work.tiles) arrive_some(kOrder + 1 - consumer, 2 * kWarpGroup);
