@@ -21,7 +21,7 @@ inline bool run_product(const ProductCall& call, const LinearOptions& options) {
   static const Tile tf32[] = {{&tf32_large, 256, 128, 2, 1, 1.0},
                               {&tf32_split, 64, 128, 4, 4, 4.3}};
   static const Tile ii[] = {{&ii_large, 256, 256, 2, 1, 1.0},  {&ii_pingpong, 256, 128, 2, 1, 1.1},
-                            {&ii_split, 64, 128, 4, 4, 4.3},   {&ii_wide, 256, 256, 2, 1, 0.97},
+                            {&ii_split, 64, 128, 4, 4, 4.3},   {&ii_wide, 256, 256, 2, 1, 1.0},
                             {&ii_medium, 256, 128, 2, 1, 1.1}, {&ii_small, 64, 64, 2, 2, 4.0},
                             {&ii_half, 128, 128, 2, 2, 1.2}};
   static const Tile io[] = {{&io_large, 256, 256, 2, 1, 1.0},

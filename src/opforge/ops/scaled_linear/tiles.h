@@ -18,7 +18,7 @@ inline bool run_product(const ProductCall& call, const ScaledOptions& options, b
       fast_pingpong("fast_pingpong"), float_medium("float_medium"), gradient_wide("gradient_wide"),
       gradient_medium("gradient_medium"), gradient_split("gradient_split");
   static const Tile precise[] = {
-      {&wide, 256, 256, 2, 1, 1.0}, {&medium, 256, 128, 2, 1, 1.1}, {&split, 64, 128, 4, 4, 4.3}};
+      {&medium, 256, 128, 2, 1, 1.0}, {&wide, 256, 256, 2, 1, 1.1}, {&split, 64, 128, 4, 4, 4.3}};
   static const Tile fast[] = {{&fast_large, 256, 256, 2, 1, 1.0},
                               {&fast_pingpong, 256, 128, 2, 1, 1.1}};
   static const Tile floats[] = {{&float_medium, 256, 128, 2, 1, 1.0}};
