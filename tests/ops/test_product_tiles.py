@@ -19,7 +19,7 @@ from opforge.tune import table
 from opforge.tune.table import Choice, Product
 
 M, N, K = 300, 520, 200
-pytestmark = pytest.mark.sim
+pytestmark = [pytest.mark.sim, pytest.mark.nightly]  # it compiles for a minute
 SMALL = sim.Device(multiprocessors=4)
 
 
@@ -70,7 +70,6 @@ def test_linear(majors, name):
         near(opforge.linear(x, weight, bias, "relu", residual), right + residual.double())
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["large", "pingpong", "split"])
 def test_gated_linear(name):
     x, gate, up = drawn(M, K), drawn(N // 2, K), drawn(N // 2, K)
@@ -79,7 +78,6 @@ def test_gated_linear(name):
         near(opforge.gated_linear(x, gate, up, activation="relu"), right)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["large", "pingpong"])
 def test_linear_dact(name):
     grad, weight, z = drawn(M, K), drawn(K, N), drawn(M, N)
@@ -92,7 +90,6 @@ def test_linear_dact(name):
     near(sums, right.sum(0))
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["wide", "medium", "split", "fast_large", "fast_pingpong"])
 def test_scaled_linear(name):
     (x, x_scale), (weight, weight_scale) = map(opforge.quantize_fp8, (drawn(M, K), drawn(N, K)))
@@ -102,7 +99,6 @@ def test_scaled_linear(name):
         near(opforge.scaled_linear(x, weight, x_scale, weight_scale, fast_accum=fast), right)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["ii_large", "ii_pingpong", "ii_short"])
 def test_grouped_linear(name):
     x, weights = drawn(M, K), drawn(3, N, K)

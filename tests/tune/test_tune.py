@@ -57,6 +57,7 @@ def test_the_own_table_counts_before_the_one_that_ships(tmp_path, monkeypatch):
 
 
 @pytest.mark.sim
+@pytest.mark.nightly
 def test_kernels_follow_the_table():
     op = discover.find("linear")
     x, weight = (torch.randn(n, 128, dtype=torch.bfloat16) for n in (64, 40))

@@ -94,9 +94,10 @@ def build(
         architectures.parse(arch)  # a typo is an error even if nothing is compiled for a GPU
     shipment = wheels.prepare(ops, dist) if wheel else None
     records = shipment.ops if shipment else records_of(ops)
-    if (hf or cpp) and not ops:  # composed ones need others
-        records = [op for op in records if op.self_contained]
     targets = [t.name for t, wished in ((CPU, cpu), (CUDA, cuda)) if wished] or _possible(out)
+    if (hf or cpp) and not ops:  # composed ones need others, and some have kernels for GPUs alone
+        complete = [op for op in records if all(has_sources(op, t) for t in targets)]
+        records = [op for op in complete if op.self_contained]
     if hf:
         kernel = kernels.export(records, targets, arch, output, force)
         say(out, f"kernel: {kernel}")
