@@ -78,7 +78,7 @@ POSITIVE["cpu.cpp"] = POSITIVE["cuda.cu"]
 CALL = "import torch, opforge; print(opforge.load('site/softcap')(torch.full((3,), 9.0), 2.0))"
 
 
-class Session:
+class Transcript:
     """Runs commands in a folder and writes down what they print."""
 
     def __init__(self, folder: Path) -> None:
@@ -157,30 +157,30 @@ def main() -> None:
     """Run the commands and write the page."""
     page = Path(sys.argv[1]).resolve() if sys.argv[1:] else PAGE
     with tempfile.TemporaryDirectory() as folder:
-        session = Session(Path(folder).resolve())
-        session.say("## Write a folder that works")
-        session.run('opforge new softcap --schema "softcap(Tensor x, float cap) -> Tensor y"')
-        session.say("## Change the formula\n\nsoftcap is `cap * tanh(x / cap)`.")
-        session.edit(FORMULA)
-        session.say("## Check it")
-        session.run("opforge check softcap --stop", code=1)
-        session.say("A cap of 0 has no result, so the op refuses it.")
-        session.edit(POSITIVE)
-        session.run("opforge check softcap")
-        session.say("## Time it\n\nOn a machine with a GPU, it is timed there.")
-        session.run("opforge bench softcap --shapes 1024x4096 --on cpu")
-        session.say("## Ship it")
-        session.run("opforge build softcap --wheel")
-        (wheel,) = (session._folder / "dist").glob("*.whl")
-        session.say(
+        transcript = Transcript(Path(folder).resolve())
+        transcript.say("## Write a folder that works")
+        transcript.run('opforge new softcap --schema "softcap(Tensor x, float cap) -> Tensor y"')
+        transcript.say("## Change the formula\n\nsoftcap is `cap * tanh(x / cap)`.")
+        transcript.edit(FORMULA)
+        transcript.say("## Check it")
+        transcript.run("opforge check softcap --stop", code=1)
+        transcript.say("A cap of 0 has no result, so the op refuses it.")
+        transcript.edit(POSITIVE)
+        transcript.run("opforge check softcap")
+        transcript.say("## Time it\n\nOn a machine with a GPU, it is timed there.")
+        transcript.run("opforge bench softcap --shapes 1024x4096 --on cpu")
+        transcript.say("## Ship it")
+        transcript.run("opforge build softcap --wheel")
+        (wheel,) = (transcript._folder / "dist").glob("*.whl")
+        transcript.say(
             "The wheel has the libraries for the CPU and for NVIDIA GPUs. Elsewhere, it needs"
             " no compiler:"
         )
-        session.run(f"pip install --quiet --no-deps --target site dist/{wheel.name}")
-        session.run(f"python -c {shlex.quote(CALL)}", without_compilers=True)
-        session.say("## What is left")
-        session.run("opforge next softcap")
-    page.write_text(session.page(), encoding="utf-8")
+        transcript.run(f"pip install --quiet --no-deps --target site dist/{wheel.name}")
+        transcript.run(f"python -c {shlex.quote(CALL)}", without_compilers=True)
+        transcript.say("## What is left")
+        transcript.run("opforge next softcap")
+    page.write_text(transcript.page(), encoding="utf-8")
 
 
 if __name__ == "__main__":
