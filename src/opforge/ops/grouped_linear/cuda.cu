@@ -23,29 +23,13 @@ Ends ends_of(const Tensor& offsets, int64_t total) {
   return {flat, {Groups::none, flat.const_data_ptr(), wide, int(flat.numel()), int(total)}};
 }
 
-// Whether the kernels for 9.0 take such elements.
-bool has_kernel(DType dtype, bool tf32, std::initializer_list<int64_t> sizes) {
-  const bool known = dtype == DType::f16 || dtype == DType::bf16 || (dtype == DType::f32 && tf32);
-  return known && is_hopper() && std::ranges::min(sizes) > 0;
-}
-
-// Rows of a matrix that the copy engine can read.
-template <class T>
-Operand rows_operand(const Tensor& x) {
-  const MatrixView v = as_matrix(x);
-  if (v.col_stride != 1 || !can_map(v.data<T>(), MatrixExtent{v.rows, v.cols, v.row_stride})) {
-    return detail::packed<T>(v, false);
-  }
-  return {v.tensor, {v.tensor.const_data_ptr(), Major::inner, v.row_stride, 0}, v.rows, v.cols};
-}
-
-// The same seen from its columns: the inner dim is the rows.
+// A matrix as an operand seen from its columns: the inner dim is the rows.
 template <class T>
 Operand columns_operand(const Tensor& x) {
   if constexpr (sizeof(T) == 4) {  // TF32 is multiplied inner-major only
     return detail::packed<T>(as_matrix(x), true);
   } else {
-    Operand rows = rows_operand<T>(x);
+    Operand rows = rows_of<T>(x);
     rows.view.major = Major::outer;
     std::swap(rows.outer, rows.inner);
     return rows;
@@ -82,8 +66,8 @@ Tensor row_products(const Tensor& x, const Tensor& w, const Ends& ends,
   const cudaStream_t stream = current_stream(x);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
     if constexpr (sizeof(T) <= 4) {
-      if (has_kernel(dtype_of(x), tf32, {groups, k})) {
-        const Operand a = rows_operand<T>(x), b = weights_operand<T>(w);
+      if (groups > 0 && has_hopper_kernel(dtype_of(x), tf32, m, n, k)) {
+        const Operand a = rows_of<T>(x), b = weights_operand<T>(w);
         ProductCall call{dtype_of(x), m, n, k, groups};
         call.a = a.view, call.b[0] = b.view;
         call.out[0] = matrix_of(y, n);
@@ -119,7 +103,7 @@ Tensor inner_products(const Tensor& grad, const Tensor& x, const Ends& ends, boo
   const cudaStream_t stream = current_stream(x);
   dispatch(dtype_of(x), [&]<class T>(Type<T>) {
     if constexpr (sizeof(T) <= 4) {
-      if (has_kernel(dtype_of(x), tf32, {k})) {
+      if (has_hopper_kernel(dtype_of(x), tf32, m, n, k)) {
         const Operand a = columns_operand<T>(grad), b = columns_operand<T>(x);
         ProductCall call{dtype_of(x), m, n, k, groups};
         call.a = a.view, call.b[0] = b.view;

@@ -5,11 +5,10 @@
 #pragma once
 
 #include <opforge/core/unit.h>
+#include <opforge/families/product/choice.h>
 
 #include <opforge/families/product/groups.cuh>
 #include <opforge/families/product/hopper_launch.cuh>
-
-#include "options.h"
 
 namespace opforge {
 

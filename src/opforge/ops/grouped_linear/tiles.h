@@ -4,8 +4,6 @@
 
 #include <opforge/families/product/choice.h>
 
-#include "options.h"
-
 namespace opforge {
 
 using GroupedUnit = Unit<bool(const ProductCall&, const NoOptions&)>;

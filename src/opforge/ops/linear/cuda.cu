@@ -44,8 +44,7 @@ std::tuple<Tensor, Tensor> linear_cuda(const Tensor& x, const Tensor& weight,
   if (has_kernel(dtype_of(x), tf32, m, n, k)) {
     const Tensor y = empty(shape, x), z = empty(keeps ? shape : std::vector<int64_t>{0}, x);
     std::optional<MatrixView> added;
-    if (residual) added = as_matrix(*residual);
-    if (added && added->col_stride != 1) added = as_matrix(contiguous(*residual));
+    if (residual) added = with_rows(*residual);
     bool done = false;
     dispatch(dtype_of(x), [&]<class T>(Type<T>) {
       done = product_into<T>(y, operand_of<T>(x, false), operand_of<T>(weight, false),

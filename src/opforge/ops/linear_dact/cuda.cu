@@ -91,8 +91,7 @@ std::tuple<Tensor, Tensor, Tensor> linear_dact_cuda(const Tensor& grad,
     std::vector<int64_t> shape(sizes(z).begin(), sizes(z).end());
     shape.back() = features;
     const Tensor h = with_h ? empty(shape, grad) : none();
-    MatrixView in = as_matrix(z);
-    if (in.col_stride != 1) in = as_matrix(contiguous(z));
+    const MatrixView in = with_rows(z);
     const bool adds = with_sums && !gated;
     const int64_t parts[2] = {adds ? ceil_div(rows, 64) : 0, features};
     const Tensor partial = empty(parts, aoti_torch_dtype_float32(), grad);

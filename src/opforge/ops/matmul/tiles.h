@@ -14,7 +14,7 @@ inline int majors_of(const ProductCall& call) {
 }
 
 inline bool run_hopper_unit(const ProductCall& call) {
-  using Tile = ProductTile<MatmulOptions>;
+  using Tile = ProductTile<NoOptions>;
   static MatmulUnit ii_large("ii_large"), ii_pingpong("ii_pingpong"), io_large("io_large"),
       io_pingpong("io_pingpong"), oi_large("oi_large"), oi_pingpong("oi_pingpong"),
       oo_large("oo_large"), oo_pingpong("oo_pingpong"), tf32_large("tf32_large");
@@ -26,14 +26,14 @@ inline bool run_hopper_unit(const ProductCall& call) {
       {{&oo_large, 256, 256, 2, 1, 1.0}, {&oo_pingpong, 256, 128, 2, 1, 1.1}}};
   std::span<const Tile> tiles = tf32;
   if (call.dtype != DType::f32) tiles = shorts[majors_of(call)];
-  return run_chosen(tiles, call, MatmulOptions{});
+  return run_chosen(tiles, call, NoOptions{});
 }
 
 inline bool run_mma_unit(const ProductCall& call) {
   static MatmulUnit tf32("mma_tf32");
   static MatmulUnit shorts[] = {MatmulUnit("mma_ii"), MatmulUnit("mma_io"), MatmulUnit("mma_oi"),
                                 MatmulUnit("mma_oo")};
-  return (call.dtype == DType::f32 ? tf32 : shorts[majors_of(call)])(call, MatmulOptions{});
+  return (call.dtype == DType::f32 ? tf32 : shorts[majors_of(call)])(call, NoOptions{});
 }
 
 }  // namespace opforge

@@ -135,10 +135,7 @@ std::tuple<Tensor, Tensor> scaled_linear_cuda(const Tensor& x, const Tensor& wei
   const Tensor y = empty(shape, code, x);
   const Tensor z = empty(with_z ? shape : std::vector<int64_t>{0}, code, x);
   if (m == 0 || n == 0) return {y, z};
-  if (residual) layer.residual = as_matrix(*residual);
-  if (residual && layer.residual->col_stride != 1) {
-    layer.residual = as_matrix(contiguous(*residual));
-  }
+  if (residual) layer.residual = with_rows(*residual);
   const Tensor* const kept = with_z ? &z : nullptr;
   const bool known = has_hopper_kernel(DType(dtype), true, m, n, k);
   if (!known || !by_kernel(y, kept, x, weight, layer)) by_torch(y, kept, x, weight, layer);

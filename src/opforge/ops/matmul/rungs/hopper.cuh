@@ -19,27 +19,9 @@
 
 namespace opforge {
 
-// y = a b.
-template <class Out_>
-struct PlainEpilogue {
-  using Out = Out_;
-  static constexpr int kParts = 1, kIn = 0, kOut = 1, kColumns = 0;
-  static constexpr bool kSums = false;
-
-  template <class P, class F>
-  __device__ __forceinline__ void choose(const P& p, const F& f) const {
-    const auto copy = []<int N>(const float (&product)[1][N], const float (&)[1][N],
-                                const float (&)[1][N], float (&out)[1][N]) {
-#pragma unroll
-      for (int v = 0; v < N; ++v) out[0][v] = product[0][v];
-    };
-    p.plain ? f(copy) : f(with_known<0, 1>(copy));
-  }
-};
-
 template <class T, class Tile, Major a, Major b>
 bool run_hopper_rung(const ProductCall& call) {
-  return run_hopper<HopperProduct<T, Tile, a, b, PlainEpilogue<T>>>(call, {});
+  return run_hopper<HopperProduct<T, Tile, a, b, CopyEpilogue<T>>>(call, {});
 }
 
 template <class Tile, Major a, Major b>

@@ -3,15 +3,12 @@
 #pragma once
 
 #include <opforge/core/unit.h>
-#include <opforge/families/product/call.h>
+#include <opforge/families/product/choice.h>
 
 namespace opforge {
 
 enum class Rung { best, naive, coalesced, tiled, registers, wmma, mma, hopper };
 
-// Nothing follows the product; families/product/choice.h asks for a type.
-struct MatmulOptions {};
-
-using MatmulUnit = Unit<bool(const ProductCall&, const MatmulOptions&)>;
+using MatmulUnit = Unit<bool(const ProductCall&, const NoOptions&)>;
 
 }  // namespace opforge

@@ -3,7 +3,7 @@
 
 namespace opforge {
 
-static bool run(const ProductCall& call, const MatmulOptions&) {
+static bool run(const ProductCall& call, const NoOptions&) {
   run_mma_short<Major::inner, Major::outer>(call);
   return true;
 }

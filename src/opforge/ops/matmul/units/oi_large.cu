@@ -3,7 +3,7 @@
 
 namespace opforge {
 
-static bool run(const ProductCall& call, const MatmulOptions&) {
+static bool run(const ProductCall& call, const NoOptions&) {
   return run_hopper_rung_short<HopperTile<128, 256, 2, false, 2>, Major::outer, Major::inner>(call);
 }
 

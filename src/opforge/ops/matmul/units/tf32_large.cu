@@ -3,7 +3,7 @@
 
 namespace opforge {
 
-static bool run(const ProductCall& call, const MatmulOptions&) {
+static bool run(const ProductCall& call, const NoOptions&) {
   return run_hopper_rung<float, HopperTile<128, 128, 2, false, 2>, Major::inner, Major::inner>(
       call);
 }

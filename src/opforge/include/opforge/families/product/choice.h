@@ -29,6 +29,9 @@
 
 namespace opforge {
 
+// Options of products that nothing follows.
+struct NoOptions {};
+
 // A kernel for some majors: the size of its clusters' tiles, their blocks, and into how many parts
 // it splits the inner dim.
 template <class Options>

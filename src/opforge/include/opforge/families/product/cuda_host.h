@@ -82,6 +82,12 @@ Operand rows_of(const Tensor& x) {
   return detail::packed<T>(v, false);
 }
 
+// A tensor as a matrix whose rows are contiguous: a copy, if they are not.
+inline MatrixView with_rows(const Tensor& x) {
+  const MatrixView view = as_matrix(x);
+  return view.col_stride == 1 ? view : as_matrix(contiguous(x));
+}
+
 // A contiguous tensor as a matrix of so many columns.
 inline ProductMatrix matrix_of(const Tensor& x, int64_t cols) {
   return {x.numel() == 0 ? nullptr : x.mutable_data_ptr(), cols, 0};
