@@ -151,6 +151,10 @@ def test_what_is_refused():
         run(x, weight, clamp=(1.0, 0.0))
     with pytest.raises(TypeError, match=r"clamp must be a pair \(low, high\)"):
         run(x, weight, clamp=1.0)
+    with pytest.raises(TypeError, match=r"opforge\.linear: x must be a tensor, got list"):
+        run([1.0], weight)
+    with pytest.raises(TypeError, match="scale must be a number, got '2'"):
+        run(x, weight, scale="2")
     with pytest.raises(ValueError, match="scale must be finite, got nan"):
         run(x, weight, scale=float("nan"))
     with pytest.raises(TypeError, match="tf32=True is for float32"):

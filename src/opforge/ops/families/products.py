@@ -189,12 +189,14 @@ def validate_options(
     op: str,
     activation: int,
     tf32: bool,
-    dtype: torch.dtype,
+    x: Tensor,
     scale: float = 1.0,
     low: float | None = None,
     high: float | None = None,
 ) -> None:
     """There is such an activation, TF32 is for float32, and numbers are numbers."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"opforge.{op}: x must be a tensor, got {type(x).__name__}")
     if not isinstance(scale, (int, float)):
         raise TypeError(f"opforge.{op}: scale must be a number, got {scale!r}")
     if not math.isfinite(scale):
@@ -203,8 +205,8 @@ def validate_options(
         raise ValueError(f"opforge.{op}: the limits of clamp must not be NaN, got {(low, high)}")
     if not 0 <= activation < len(NAMES):
         raise ValueError(f"opforge.{op}: there is no activation {activation}")
-    if tf32 and dtype != torch.float32:
-        raise TypeError(f"opforge.{op}: tf32=True is for float32, but x is {dtype}")
+    if tf32 and x.dtype != torch.float32:
+        raise TypeError(f"opforge.{op}: tf32=True is for float32, but x is {x.dtype}")
 
 
 def finish_backward(

@@ -132,7 +132,7 @@ def validate(
 ) -> None:
     """The shapes and dtypes fit."""
     products.validate_linear("fp8_linear", x, weight, bias, residual)
-    products.validate_options("fp8_linear", activation, False, x.dtype)
+    products.validate_options("fp8_linear", activation, False, x)
 
 
 def cast(x: Tensor, e5m2: bool, per_row: bool, rows: bool, columns: bool) -> tuple[Any, Any]:

@@ -146,7 +146,7 @@ def validate(
 ) -> None:
     """The shapes and dtypes fit."""
     products.validate_gated("gated_linear", x, gate_weight, up_weight, gate_bias, up_bias)
-    products.validate_options("gated_linear", activation, tf32, x.dtype)
+    products.validate_options("gated_linear", activation, tf32, x)
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
@@ -272,9 +272,7 @@ def gated_linear(
         tf32: multiply float32 as TF32, see :func:`opforge.linear`.
     """
     code = products.code_of("gated_linear", activation)
-    products.validate_options(
-        "gated_linear", code, tf32, x.dtype
-    )  # kernels ignore what is no option
+    products.validate_options("gated_linear", code, tf32, x)  # kernels ignore what is no option
     tensors = x, gate_weight, up_weight, gate_bias, up_bias
     save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     y: Tensor = op(*tensors, code, tf32, save)

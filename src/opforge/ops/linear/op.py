@@ -109,7 +109,7 @@ def validate(
 ) -> None:
     """The shapes and dtypes fit, and the options make sense."""
     products.validate_linear("linear", x, weight, bias, residual)
-    products.validate_options("linear", activation, tf32, x.dtype, scale, low, high)
+    products.validate_options("linear", activation, tf32, x, scale, low, high)
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
@@ -240,7 +240,7 @@ def linear(
     code = products.code_of("linear", activation)
     low, high = products.limits_of("linear", clamp)
     # Kernels ignore an option that does not apply.
-    products.validate_options("linear", code, tf32, x.dtype, scale, low, high)
+    products.validate_options("linear", code, tf32, x, scale, low, high)
     save = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (x, weight, bias)
     )

@@ -70,7 +70,7 @@ def validate(
                 f"{name}: grad is {grad.dtype} but {what} is {other.dtype}; "
                 f"convert one, as in {what}.to(grad.dtype)"
             )
-    products.validate_options("linear_dact", activation, tf32, grad.dtype)
+    products.validate_options("linear_dact", activation, tf32, grad)
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:

@@ -290,7 +290,7 @@ def validate(
         )
     products.check_dtype("mlp", x, "down_bias", down_bias)
     products.check_dtype("mlp", x, "residual", residual)
-    products.validate_options("mlp", activation, tf32, x.dtype)
+    products.validate_options("mlp", activation, tf32, x)
 
 
 def cases(make: Make) -> Iterator[tuple[Any, ...]]:
@@ -419,7 +419,7 @@ def mlp(
             backward adds the gradient of that weight to its tensor, see :func:`opforge.linear`.
     """
     code = products.code_of("mlp", activation)
-    products.validate_options("mlp", code, tf32, x.dtype)  # kernels ignore what is no option
+    products.validate_options("mlp", code, tf32, x)  # kernels ignore what is no option
     first = x, up_weight, down_weight, up_bias, down_bias, gate_weight, gate_bias
     if fp8 is not None:
         for name, given in (("tf32", tf32), ("main_grad", main_grad)):

@@ -65,7 +65,7 @@ def validate(
     if not 0 <= dtype < len(float8.RESULTS):
         raise ValueError(f"opforge.scaled_linear: there is no dtype {dtype}")
     products.validate_linear("scaled_linear", x, weight, None, None)
-    products.validate_options("scaled_linear", activation, False, torch.float32)
+    products.validate_options("scaled_linear", activation, False, x)
     for what, of, count, name, scale in (
         ("x", x, math.prod(x.shape[:-1]), "x_scale", x_scale),
         ("weight", weight, weight.shape[0], "weight_scale", weight_scale),
