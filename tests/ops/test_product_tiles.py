@@ -24,14 +24,14 @@ SMALL = sim.Device(multiprocessors=4)
 
 
 @contextlib.contextmanager
-def tile(op, name, majors="ii", sizes=(M, N, K)):
+def tile(op, name, majors="ii", sizes=(M, N, K), device=SMALL):
     """The simulator, in which products of this kind have the tile."""
     record = discover.find(op)
     runtime.ensure(record, SIM_RACE.name)
     library = ctypes.CDLL(str(runtime.loaded_path(record, SIM_RACE.name)))
     library.opforge_set_choices(table.line(Product("bf16", majors, *sizes), Choice(name)).encode())
     try:
-        with sim.active("race", device=SMALL):
+        with sim.active("race", device=device):
             yield
     finally:
         library.opforge_set_choices(b"")
@@ -62,12 +62,29 @@ def test_linear(majors, name):
     x, weight, bias, residual = drawn(M, K), drawn(N, K), drawn(N), drawn(M, N)
     right = torch.relu(x.double() @ weight.double().t() + bias.double())
     if majors[0] == "o":
-        x = drawn(M, K).t().contiguous().t()
+        x = x.t().contiguous().t()
     if majors[1] == "o":
-        weight = drawn(N, K).t().contiguous().t()
+        weight = weight.t().contiguous().t()
     with tile("linear", f"{majors}_{name}", majors):
         near(opforge.linear(x, weight, bias, "relu"), right)
         near(opforge.linear(x, weight, bias, "relu", residual), right + residual.double())
+
+
+# The result has 6 tiles of two blocks. Their 24 stages are those of 3, 4, 5, 7 and 30 clusters.
+@pytest.mark.parametrize("multiprocessors", [6, 8, 10, 14, 60])
+@pytest.mark.parametrize("majors", ["ii", "io", "oo"])
+def test_parts_of_tiles(majors, multiprocessors):
+    x, weight, bias, residual = drawn(M, K), drawn(N, K), drawn(N), drawn(M, N)
+    right = torch.relu(x.double() @ weight.double().t() + bias.double()) + residual.double()
+    if majors[0] == "o":
+        x = x.t().contiguous().t()
+    if majors[1] == "o":
+        weight = weight.t().contiguous().t()
+    device = sim.Device(multiprocessors=multiprocessors)
+    with tile("linear", f"{majors}_stream", majors, device=device):
+        first = opforge.linear(x, weight, bias, "relu", residual)
+        near(first, right)
+        assert torch.equal(first, opforge.linear(x, weight, bias, "relu", residual))
 
 
 @pytest.mark.parametrize("name", ["large", "pingpong", "split"])

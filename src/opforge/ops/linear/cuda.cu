@@ -25,6 +25,13 @@ bool product_into(const Tensor& result, const Operand& a, const Operand& b,
     call.in[call.ins++] = {const_cast<void*>(residual->tensor.const_data_ptr()),
                            residual->row_stride};
   }
+  Tensor floats = result, zeros = result;
+  call.memory = [&](int64_t float_count, int64_t zero_count) -> ProductMemory {
+    floats = empty({&float_count, 1}, aoti_torch_dtype_float32(), result);
+    zeros = empty({&zero_count, 1}, aoti_torch_dtype_int32(), result);
+    fill_zero(zeros);
+    return {mutable_data<float>(floats), static_cast<int*>(zeros.mutable_data_ptr())};
+  };
   call.stream = current_stream(result);
   return run_product(call, options);
 }

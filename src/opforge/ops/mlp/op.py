@@ -212,6 +212,8 @@ def composed_backward(
         _, grad_down = product_gradients.of_linear(
             *(grad_y, inner, down_weight, tf32, False, True), total=down_total
         )
+        del inner
+    del h  # its memory is free for the gradients that follow
     if needs_down_bias:
         grad_down_bias = below("reduce_sum")(products.rows_of(grad_y), [0], False)
     if passes and gate_weight is None:

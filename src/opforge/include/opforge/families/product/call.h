@@ -8,6 +8,7 @@
 #include <opforge/core/wgmma.h>
 
 #include <cstdint>
+#include <functional>
 
 namespace opforge {
 
@@ -60,6 +61,12 @@ struct ProductGroups {
   }
 };
 
+// Memory for a kernel's own use.
+struct ProductMemory {
+  float* floats = nullptr;
+  int* zeros = nullptr;
+};
+
 constexpr int kMostIn = 2, kMostOut = 3, kMostColumns = 2;
 
 // result (m, n) = epilogue(a (m, k) b (k, n)). b is given as its columns: n x k.
@@ -76,6 +83,8 @@ struct ProductCall {
   int group = 8;
   bool by_columns = false;
   ProductGroups groups;  // `batches` of them, for the kernels that know of them
+  // Gives memory for so many floats and zeros until the call is over, to kernels that need some.
+  std::function<ProductMemory(int64_t floats, int64_t zeros)> memory;
   cudaStream_t stream = nullptr;
 };
 

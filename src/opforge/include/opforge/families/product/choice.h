@@ -32,13 +32,14 @@ namespace opforge {
 // Options of products that nothing follows.
 struct NoOptions {};
 
-// A kernel for some majors: the size of its clusters' tiles, their blocks, and into how many parts
-// it splits the inner dim.
+// A kernel for some majors: the size of its clusters' tiles, their blocks, into how many parts it
+// splits the inner dim, and whether clusters share the tiles of the last round (stream.cuh).
 template <class Options>
 struct ProductTile {
   Unit<bool(const ProductCall&, const Options&)>* unit;
   int m, n, blocks, split;
   double cost;  // of a multiplication, relative to the largest tile's
+  bool streams = false;
 };
 
 namespace detail {
@@ -124,10 +125,13 @@ const ProductTile<Options>& usual_tile(std::span<const ProductTile<Options>> til
       k = ceil_div(call.k, call.batches);
     }
     const int64_t count = down * ceil_div(call.n, tile.n);
-    const int64_t rounds = ceil_div(count, std::max(1, multiprocessors() / tile.blocks));
+    const int64_t clusters = std::max(1, multiprocessors() / tile.blocks);
+    const double rounds =
+        tile.streams ? double(count) / double(clusters) : double(ceil_div(count, clusters));
     const double steps = double(ceil_div(k, tile.split)) + 256;
     const double work = double(tile.m) * tile.n * tile.split / tile.blocks;
-    const double time = double(rounds) * steps * work * tile.cost;
+    const double combining = tile.streams && count % clusters != 0 ? 768 : 0;  // as so many steps
+    const double time = (rounds * steps + combining) * work * tile.cost;
     if (best == nullptr || time < least) best = &tile, least = time;
   }
   return *best;

@@ -45,9 +45,18 @@ struct HopperTile {
   static constexpr int kRows = PingPong ? M : M / Consumers;   // of a warp group
   // Whether the product of each stage is made by itself, and then added: see core/wgmma.h on FP8.
   static constexpr bool kInParts = false;
+  // Whether clusters share tiles where there are too few for all of them: see stream.cuh.
+  static constexpr bool kStreams = false;
   static_assert(kRows % 64 == 0 && N % 64 == 0);
   static_assert(Split == 1 || (ClusterM * ClusterN == 1 && !PingPong));
   static_assert(!PingPong || Consumers == 2);
+};
+
+// A tile of which clusters can have parts.
+template <class Tile>
+struct Streamed : Tile {
+  static constexpr bool kStreams = true;
+  static_assert(!Tile::kPingPong && Tile::kSplit == 1);
 };
 
 struct HopperMaps {
@@ -66,11 +75,16 @@ struct HopperParams {
   float* sums;  // (ceil(m / 64), n): sums of 64 rows of the first result, for kSums; or null
   Epilogue epilogue;
   ProductGroups groups;
+  float* partial;  // for kStreams: the sums of parts of tiles
+  int* counts;     // and how many are there, for each tile and warp group of a cluster
 };
 
-// The tiles of products with groups, in place of AllTiles below: see groups.cuh.
+// In place of AllTiles below: the tiles of products with groups, see groups.cuh, and parts of
+// tiles, see stream.cuh.
 template <class Product>
 struct GroupTiles;
+template <class Product>
+struct StreamTiles;
 
 template <class T_, class Tile_, Major a_major, Major b_major, class Epilogue_,
           Groups groups = Groups::none>
@@ -130,6 +144,8 @@ struct HopperProduct {
 
   struct Barriers {
     Barrier full[kStages], empty[kStages], in[kWarps][2];
+    int comes_last[Tile::kConsumers];  // for kStreams: whether a warp group does, of all with a
+                                       // part
   };
   static_assert(sizeof(Barriers) <= 256);
   static constexpr int kSlotsAt = kStages * kStageBytes, kSumsAt = kSlotsAt + kSlotsBytes;
@@ -194,8 +210,10 @@ struct HopperProduct {
     __device__ int stages_of(const Params&, int) const { return inner_count; }
     __device__ int rows_end(const Params& p) const { return p.m; }
   };
-  static_assert(!Tile::kInParts || kGroups == Groups::none);
-  using Work = std::conditional_t<kGroups == Groups::none, AllTiles, GroupTiles<HopperProduct>>;
+  static_assert(kGroups == Groups::none || !(Tile::kInParts || Tile::kStreams));
+  using Work =
+      std::conditional_t<kGroups != Groups::none, GroupTiles<HopperProduct>,
+                         std::conditional_t<Tile::kStreams, StreamTiles<HopperProduct>, AllTiles>>;
 
   // A position in the ring of stages.
   struct Position {
@@ -928,6 +946,9 @@ struct HopperProduct {
         at.advance(work.stages_of(p, t + work.step));
       }
       if constexpr (Tile::kSplit > 1) exchange(s, consumer, sums);
+      if constexpr (Tile::kStreams) {
+        if (!combine_parts(p, work, s, consumer, sums)) continue;
+      }
       if constexpr (kColumns > 0) {
         sync_group(consumer);  // all warps have read those of the last tile
         store_columns(s, consumer, columns);

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <climits>
 #include <opforge/families/product/hopper.cuh>
+#include <opforge/families/product/stream.cuh>
 
 namespace opforge {
 
@@ -105,8 +106,16 @@ bool run_hopper(const ProductCall& call, const typename Product::Epilogue& epilo
       kGroups == Groups::rows ? (down + call.batches) * across : down * across * call.batches;
   if (clusters > INT_MAX / 2) fail("a product of ", clusters, " tiles is too large");
   const int64_t most = std::max(1, multiprocessors() / Tile::kBlocks);
-  Config config{dim3(unsigned(std::min(clusters, most)) * Tile::kBlocks), dim3(Product::kThreads),
-                call.stream};
+  int64_t working = std::min(clusters, most);
+  if constexpr (Tile::kStreams) {  // there are parts for all, if there are as many stages
+    working = std::min(clusters * tiles(call.k, Product::kInner), most);
+    const int64_t cut = clusters % working, floats = int64_t(Tile::kM) * Tile::kN * Tile::kBlocks;
+    if (cut != 0) {
+      const auto memory = call.memory(2 * working * floats, cut * Tile::kBlocks * Tile::kConsumers);
+      p.partial = memory.floats, p.counts = memory.zeros;
+    }
+  }
+  Config config{dim3(unsigned(working) * Tile::kBlocks), dim3(Product::kThreads), call.stream};
   config.shared_bytes = Product::kSharedBytes;
   config.cluster = Tile::kBlocks;
   launch(hopper_product<Product>, config, maps, p);
