@@ -66,6 +66,14 @@ def nearby(case: Case) -> Case:
     )
 
 
+def compact(case: Case) -> Case:
+    """Copy tensors whose elements are far apart."""
+    return tuple(
+        v.detach().contiguous().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v
+        for v in case
+    )
+
+
 class _Spreads:
     """The root mean square of the differences that roundings cause, summed over samples.
 
@@ -117,7 +125,10 @@ class Truth:
     ) -> None:
         self._op, self._case, self._names = op, case, names
         self._results, self._saved, self._picked = results, saved, picked
-        self._torchs = results(cast(case))
+        try:
+            self._torchs = results(cast(case))
+        except RuntimeError:  # a library that refuses strides beyond 2^31, for example
+            self._torchs = results(cast(compact(case)))
         with ShortSums():
             self._exact = results(cast(case, torch.float64))
         self._also = also

@@ -8,6 +8,7 @@
 
 #include <opforge/families/product/activation.cuh>
 #include <opforge/families/product/ampere_launch.cuh>
+#include <opforge/families/product/epilogue.cuh>
 #include <opforge/families/product/hopper_launch.cuh>
 
 namespace opforge {
@@ -23,11 +24,16 @@ struct DactEpilogue {
   template <class P, class F>
   __device__ __forceinline__ void choose(const P& p, const F& f) const {
     with_activation<Out>(activation, [&](const auto& act) {
-      f([&]<int N>(const float (&product)[1][N], const float (&in)[1][N], const float (&)[1][N],
-                   float (&out)[2][N]) {
+      const auto gradient = [&]<int N>(const float (&product)[1][N], const float (&in)[1][N],
+                                       const float (&)[1][N], float (&out)[2][N]) {
 #pragma unroll
         for (int v = 0; v < N; ++v) out[0][v] = act.gradient(in[0][v], product[0][v], out[1][v]);
-      });
+      };
+      if (p.plain) {
+        f(gradient);
+      } else {
+        p.outs == 1 ? f(with_known<1, 1>(gradient)) : f(with_known<1, 2>(gradient));
+      }
     });
   }
 };
@@ -43,8 +49,8 @@ struct GatedDactEpilogue {
   template <class P, class F>
   __device__ __forceinline__ void choose(const P& p, const F& f) const {
     with_activation<Out>(activation, [&](const auto& act) {
-      f([&]<int N>(const float (&product)[1][N], const float (&in)[2][N], const float (&)[1][N],
-                   float (&out)[3][N]) {
+      const auto gradients = [&]<int N>(const float (&product)[1][N], const float (&in)[2][N],
+                                        const float (&)[1][N], float (&out)[3][N]) {
 #pragma unroll
         for (int v = 0; v < N; ++v) {
           float value;
@@ -52,7 +58,12 @@ struct GatedDactEpilogue {
           out[1][v] = product[0][v] * value;
           out[2][v] = value * in[1][v];
         }
-      });
+      };
+      if (p.plain) {
+        f(gradients);
+      } else {
+        p.outs == 2 ? f(with_known<2, 2>(gradients)) : f(with_known<2, 3>(gradients));
+      }
     });
   }
 };

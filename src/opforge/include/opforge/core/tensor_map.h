@@ -111,11 +111,17 @@ inline TensorMap tensor_map(const T* data, const MatrixExtent& x, int box_rows,
   const cuuint32_t box[3] = {cuuint32_t(kTileWidth / size), cuuint32_t(box_rows), 1};
   const cuuint32_t steps[3] = {1, 1, 1};
   TensorMap result;
-  const CUresult code =
-      encode(&result.map, to_tf32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : detail::kMapType<T>, 3,
-             const_cast<T*>(data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-             CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto make = [&] {
+    return encode(&result.map, to_tf32 ? CU_TENSOR_MAP_DATA_TYPE_TFLOAT32 : detail::kMapType<T>, 3,
+                  const_cast<T*>(data), extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult code = make();
+  if (code == CUDA_ERROR_INVALID_CONTEXT) {  // a thread that has not used CUDA's runtime yet
+    cuda_check(cudaFree(nullptr), "cudaFree");
+    code = make();
+  }
   if (code != CUDA_SUCCESS) {
     fail("cuTensorMapEncodeTiled refuses a matrix of ", x.batches, " x ", x.rows, " x ", x.cols,
          " elements of ", size, " bytes with strides ", x.batch_stride, " and ", x.row_stride,

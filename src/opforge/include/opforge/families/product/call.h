@@ -33,7 +33,7 @@ struct ProductColumns {
 
   __device__ float at(int batch, int col) const {
     const int64_t i = batch * batch_stride + col * step;
-    if (data == nullptr) return 0.0f;
+    if (data == nullptr) return -0.0f;  // x + -0 is x, also where x is -0
     if (dtype == DType::bf16) return widen(static_cast<const bfloat16*>(data)[i]);
     if (dtype == DType::f16) return widen(static_cast<const half*>(data)[i]);
     return static_cast<const float*>(data)[i];

@@ -126,11 +126,13 @@ const ProductTile<Options>& usual_tile(std::span<const ProductTile<Options>> til
     }
     const int64_t count = down * ceil_div(call.n, tile.n);
     const int64_t clusters = std::max(1, multiprocessors() / tile.blocks);
+    // Sharing tiles is for results that have too few of them.
+    if (tile.streams && count >= clusters) continue;
     const double rounds =
         tile.streams ? double(count) / double(clusters) : double(ceil_div(count, clusters));
     const double steps = double(ceil_div(k, tile.split)) + 256;
     const double work = double(tile.m) * tile.n * tile.split / tile.blocks;
-    const double combining = tile.streams && count % clusters != 0 ? 768 : 0;  // as so many steps
+    const double combining = tile.streams ? 768 : 0;  // takes as long as so many steps
     const double time = (rounds * steps + combining) * work * tile.cost;
     if (best == nullptr || time < least) best = &tile, least = time;
   }

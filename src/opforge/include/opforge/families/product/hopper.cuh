@@ -118,13 +118,16 @@ struct HopperProduct {
   // The result leaves in chunks of 64 rows x 128 bytes, 16 rows by each warp. Warps do not wait for
   // each other.
   static constexpr int kChunkCols = kTileWidth / int(sizeof(Out));
-  static constexpr int kChunks = kCols / kChunkCols;
+  static constexpr int kChunks = kCols / kChunkCols, kAllChunks = kRowBlocks * kChunks;
   static constexpr int kValues = 64 * kChunkCols / kWarpGroup;  // of a thread in a chunk
   // So many of them pass through the epilogue at once: more would not fit the registers.
   static constexpr int kStep = 8;
   static constexpr int kSlotRows = 16, kSlotBytes = kSlotRows * kTileWidth;
   static constexpr int kWarps = 4 * Tile::kConsumers;
-  static constexpr int kSlots = std::max({2, Epilogue::kIn, Epilogue::kOut});
+  // Two chunks at a time, where there is memory: of warp groups that take turns, the epilogue takes
+  // as long as the product or longer.
+  static constexpr int kMatrices = std::max({1, Epilogue::kIn, Epilogue::kOut});
+  static constexpr int kSlots = Tile::kPingPong ? 2 * kMatrices : std::max(2, kMatrices);
   static_assert(kCols % kChunkCols == 0);
 
   static constexpr int kSlotsBytes = kWarps * kSlots * kSlotBytes;
@@ -351,18 +354,27 @@ struct HopperProduct {
     kThreads == kWarpGroup ? sync_group(consumer) : sync_some(kOrder, kThreads);
   }
 
-  // The product of a tile. `at` moves on by the stages it takes.
-  __device__ static void multiply(const Shared& s, const Work& work, int consumer, Position& at,
-                                  Sums& sums) {
-    const int count = work.inner_count;
-    Barriers& barriers = s.barriers();
-    const int first_row = Tile::kPingPong ? 0 : consumer * Tile::kRows;
+  __device__ static void clear(Sums& sums) {
 #pragma unroll
     for (int r = 0; r < kRowBlocks; ++r) {
 #pragma unroll
       for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] = 0.0f;
     }
-    if (count == 0) return;
+  }
+
+  // The product of a tile. `at` moves on by the stages it takes. begun() is called while the tensor
+  // cores make the first one.
+  template <class Begun>
+  __device__ static void multiply(const Shared& s, const Work& work, int consumer, Position& at,
+                                  Sums& sums, const Begun& begun) {
+    const int count = work.inner_count;
+    Barriers& barriers = s.barriers();
+    const int first_row = Tile::kPingPong ? 0 : consumer * Tile::kRows;
+    if (count == 0) {
+      clear(sums);
+      begun();
+      return;
+    }
     int before = 0;
     for (int i = 0; i < count; ++i) {
       wait(barriers.full[at.stage], at.phase);
@@ -377,11 +389,13 @@ struct HopperProduct {
         for (int r = 0; r < kRowBlocks; ++r) {
           const unsigned char* const box = s.a(at.stage) + (first_row + 64 * r) * kTileWidth;
           warpgroup_multiply<T, Tile::kN, kMajorA, kMajorB>(
-              sums[r], tile_operand<kMajorA>(box, step, kInner * kTileWidth), b, true);
+              sums[r], tile_operand<kMajorA>(box, step, kInner * kTileWidth), b, i > 0 || step > 0);
         }
       }
       warpgroup_commit();
-      if (i > 0) {
+      if (i == 0) {
+        begun();
+      } else {
         warpgroup_wait<1>();
         release(barriers.empty[before]);
       }
@@ -397,11 +411,7 @@ struct HopperProduct {
   // The same, where the tensor cores sum over one stage at a time, and the stages are added here.
   __device__ static void multiply_in_parts(const Shared& s, int consumer, int count, Position& at,
                                            Sums& sums) {
-#pragma unroll
-    for (int r = 0; r < kRowBlocks; ++r) {
-#pragma unroll
-      for (int i = 0; i < Tile::kN / 2; ++i) sums[r][i] = 0.0f;
-    }
+    clear(sums);
     if constexpr (kRowBlocks > 1) {
       // While a warp group adds, another one multiplies.
 #pragma unroll 1
@@ -572,16 +582,30 @@ struct HopperProduct {
     }
   }
 
+  // The chunks of a block begin here.
+  __device__ static int first_chunk() { return Tile::kSplit > 1 ? cluster_rank() : 0; }
+
+  // Asks for what the epilogue reads beside the first chunk of a tile.
+  __device__ static void fetch_first(const HopperMaps& maps, const Params& p, const Shared& s,
+                                     const Slots& slots, int batch, int tile_row, int tile_col) {
+    const int i = first_chunk();
+    if (Epilogue::kIn == 0 || p.ins == 0 || p.plain || !leads() || i >= kAllChunks) return;
+    const int first_row = tile_row + (Tile::kPingPong ? 0 : slots.consumer * Tile::kRows);
+    await_slots(slots);
+    fetch_in(maps, p, s, slots, batch, first_row + i / kChunks * 64 + slots.warp % 4 * kSlotRows,
+             tile_col + i % kChunks * kChunkCols);
+  }
+
   using In = float[std::max(Epilogue::kIn, 1)][kStep];
   using ColumnValues = float[std::max(kColumnsRead, 1)][kStep];
   using Results = float[Epilogue::kOut][kStep];
 
   // A thread's place in the slots: with 16-bit results, that of the row which it names to
   // load_matrices() and store_matrices(), else of the first of its pairs.
-  static constexpr bool kMatrices = sizeof(Out) == 2;
+  static constexpr bool kByMatrix = sizeof(Out) == 2;
   __device__ static int place_in_slot() {
     const int lane = int(threadIdx.x) % 32;
-    if constexpr (kMatrices) return swizzled(lane % 16, lane / 16 * 16);
+    if constexpr (kByMatrix) return swizzled(lane % 16, lane / 16 * 16);
     return swizzled(lane / 4, lane % 4 * 2 * int(sizeof(Out)));
   }
 
@@ -598,8 +622,8 @@ struct HopperProduct {
   __device__ static void read_values(unsigned char* slot, int place, int first,
                                      float (&to)[kStep]) {
 #pragma unroll
-    for (int v = 0; v < kStep; v += kMatrices ? 8 : 2) {
-      if constexpr (kMatrices) {
+    for (int v = 0; v < kStep; v += kByMatrix ? 8 : 2) {
+      if constexpr (kByMatrix) {
         uint32_t bits[4];
         load_matrices(bits, slot + (place ^ (first + v) / 8 * 32));
 #pragma unroll
@@ -615,8 +639,8 @@ struct HopperProduct {
   __device__ static void write_values(unsigned char* slot, int place, int first,
                                       const float (&from)[kStep]) {
 #pragma unroll
-    for (int v = 0; v < kStep; v += kMatrices ? 8 : 2) {
-      if constexpr (kMatrices) {
+    for (int v = 0; v < kStep; v += kByMatrix ? 8 : 2) {
+      if constexpr (kByMatrix) {
         uint32_t bits[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
@@ -725,8 +749,6 @@ struct HopperProduct {
         (from[0] + from[kChunkCols]) + (from[2 * kChunkCols] + from[3 * kChunkCols]);
   }
 
-  static constexpr int kAllChunks = kRowBlocks * kChunks;
-
   // The sums of a chunk: the registers themselves where it is known which one.
   __device__ static void pick(const Sums& sums, int chunk, float (&to)[kParts][kValues]) {
 #pragma unroll
@@ -800,13 +822,8 @@ struct HopperProduct {
     const int warp_row = slots.warp % 4 * kSlotRows;
     const auto row_of = [&](int i) { return first_row + i / kChunks * 64 + warp_row; };
     const auto col_of = [&](int i) { return tile_col + i % kChunks * kChunkCols; };
-    const int begin = Tile::kSplit > 1 ? cluster_rank() : 0;
-    if (fetches && leads() && begin < kAllChunks) {
-      await_slots(slots);
-      fetch_in(maps, p, s, slots, batch, row_of(begin), col_of(begin));
-    }
 #pragma unroll kCopies
-    for (int i = begin; i < kAllChunks; i += Tile::kSplit) {
+    for (int i = first_chunk(); i < kAllChunks; i += Tile::kSplit) {
       const int row = row_of(i), col = col_of(i), in_tile = i % kChunks * kChunkCols;
       float chunk[kParts][kValues];
       pick(sums, i, chunk);
@@ -935,11 +952,23 @@ struct HopperProduct {
         load_rows(p, batch, row + (Tile::kPingPong ? 0 : consumer * Tile::kRows), rows);
       }
       if constexpr (Tile::kPingPong) sync_some(kOrder + consumer, 2 * kWarpGroup);
+      // What the epilogue reads is put to where it does that.
+      const int batch_out = kGroups == Groups::rows ? 0 : batch;
+      const auto begun = [&] {
+        if constexpr (!Tile::kStreams) fetch_first(maps, p, s, slots, batch_out, row, col);
+        if constexpr (kColumns > 0) {
+          sync_group(consumer);  // all warps have read those of the last tile
+          store_columns(s, consumer, columns);
+          sync_group(consumer);
+        }
+      };
       Sums sums;
+      if constexpr (Tile::kStreams) clear(sums);  // else the compiler loses sight of these registers
       if constexpr (Tile::kInParts) {
+        begun();
         multiply_in_parts(s, consumer, work.inner_count, at, sums);
       } else {
-        multiply(s, work, consumer, at, sums);
+        multiply(s, work, consumer, at, sums, begun);
       }
       if constexpr (Tile::kPingPong) {
         if (t + work.step < work.tiles) arrive_some(kOrder + 1 - consumer, 2 * kWarpGroup);
@@ -948,15 +977,10 @@ struct HopperProduct {
       if constexpr (Tile::kSplit > 1) exchange(s, consumer, sums);
       if constexpr (Tile::kStreams) {
         if (!combine_parts(p, work, s, consumer, sums)) continue;
-      }
-      if constexpr (kColumns > 0) {
-        sync_group(consumer);  // all warps have read those of the last tile
-        store_columns(s, consumer, columns);
-        sync_group(consumer);
+        fetch_first(maps, p, s, slots, batch_out, row, col);
       }
       if constexpr (kScales) scale(s, consumer, rows, sums);
       p.epilogue.choose(p, [&](const auto& transform) {
-        const int batch_out = kGroups == Groups::rows ? 0 : batch;
         finish(transform, maps, p, s, slots, batch_out, row, col, end, sums);
       });
     }
@@ -967,7 +991,8 @@ struct HopperProduct {
 
   __device__ static void run(const HopperMaps& maps, const Params& p) {
     const Shared s;
-    const int group = int(threadIdx.x) / kWarpGroup;
+    // The shuffle tells the compiler that it is the same in all lanes.
+    const int group = __shfl_sync(0xffffffffu, int(threadIdx.x) / kWarpGroup, 0);
     Barriers& barriers = s.barriers();
     if (threadIdx.x == 0) {
       constexpr int kSharers = Tile::kClusterM * Tile::kClusterN;
