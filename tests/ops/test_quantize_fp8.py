@@ -11,6 +11,7 @@ import torch
 from op_cases import each_device
 
 import opforge
+from opforge.ops.families.float8 import quantise
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MOST = {E4M3: 448.0, E5M2: 57344.0}
@@ -80,6 +81,24 @@ def test_what_is_not_finite_stays_and_counts_for_no_scale(device):
     q, _ = opforge.quantize_fp8(x, E5M2)
     assert q.float()[1].tolist() == [math.inf, -math.inf, 57344.0]
     assert not q.float()[2].any()
+
+
+@each_device
+@each_type
+@pytest.mark.parametrize("scaling", ["row", "tensor"])
+@pytest.mark.parametrize("shape", [(130, 72), (257, 31), (9, 1032), (2, 8200)])
+def test_bits_with_special_values_are_those_of_torch(shape, scaling, dtype, device):
+    x = drawn(*shape)
+    x.view(-1)[::37], x.view(-1)[5::41] = math.nan, math.inf
+    x.view(-1)[7::43], x.view(-1)[9::29] = -math.inf, -0.0
+    per_row = scaling == "row"
+    expected = *quantise(x, dtype, per_row), *quantise(x.t(), dtype, per_row)
+    q, scale, q_t, scale_t = opforge.quantize_fp8(x.to(device), dtype, scaling, transposed=True)
+    alone, _ = opforge.quantize_fp8(x.to(device), dtype, scaling)
+    found = q.view(torch.uint8), scale.flatten(), q_t.view(torch.uint8), scale_t.flatten()
+    for got, right in zip(found, expected, strict=True):
+        assert torch.equal(got.cpu(), right)
+    assert torch.equal(alone.view(torch.uint8).cpu(), expected[0])
 
 
 def test_what_is_refused():

@@ -41,7 +41,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_fp8_cuda(const Tensor& x, bo
     const T* const from = v.data<T>();
     const bool aligned = reinterpret_cast<uintptr_t>(from) % 16 == 0 &&
                          (v.rows == 1 || v.row_stride * int64_t(sizeof(T)) % 16 == 0);
-    const Source<T> source{from, v.rows, v.cols, v.row_stride, aligned};
+    const Source<T> source{from, v.rows, v.cols, v.row_stride, aligned && v.cols % 8 == 0};
     const auto run = [&]<class Q>(Type<Q>) {
       if (per_row && !columns) return launch_rows<T, Q>(source, along, stream);
       const int64_t words = per_row ? v.rows + v.cols : 1;

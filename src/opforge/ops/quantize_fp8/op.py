@@ -5,8 +5,8 @@ The scale of a row (or of the tensor) is its largest finite size / 448 for E4M3,
 of zeros it is 1. Numbers are rounded to nearest, ties to even. NaN stays, an infinity becomes NaN
 in E4M3, and neither affects a scale.
 
-Bytes: a row at a time in one launch reads x once, and once more from the cache. All else reads x
-twice: for the largest sizes, and for the results.
+Bytes: rows alone take one launch that reads x once; of more than 8192 columns, those beyond are
+read again from the cache. All else reads x twice: for the largest sizes, and for the results.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
     """Both types, both scalings, rows, columns or both; sizes around a tile's; strided, empty."""
     yield make(5, 40), False, True, True, False
     yield make(3, 1100), True, True, True, False
+    yield make(2, 8200), False, True, True, False  # more than a block keeps
     yield make(130, 72), False, True, True, True
     yield make(2, 9, 31), True, True, True, True  # unaligned
     yield make(33, 65), False, False, True, True
