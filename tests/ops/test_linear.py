@@ -8,6 +8,7 @@ import pytest
 import torch
 from linear_layers import ACTIVATIONS, each_device, near
 from op_cases import each_dtype
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional
 
 import opforge
@@ -172,3 +173,12 @@ def test_empty_dims(rows, features, outputs, device):
     grads = torch.autograd.grad(y.sum(), [x, weight])
     assert [g.shape for g in grads] == [x.shape, weight.shape]
     assert not any(g.any() for g in grads)
+
+
+def test_a_weight_too_large_for_products_on_a_gpu_is_refused():
+    with FakeTensorMode():
+        x = torch.empty(3, 3, device="cuda", dtype=torch.float16)
+        weight = torch.empty(2**31, 3, device="cuda", dtype=torch.float16)
+        text = "2147483648 outputs of weight are too many for a product on a GPU.*in parts"
+        with pytest.raises(ValueError, match=text):
+            opforge.linear(x, weight)

@@ -69,7 +69,9 @@ def nearby(case: Case) -> Case:
 def compact(case: Case) -> Case:
     """Copy tensors whose elements are far apart."""
     return tuple(
-        v.detach().contiguous().requires_grad_(v.requires_grad) if isinstance(v, torch.Tensor) else v
+        v.detach().contiguous().requires_grad_(v.requires_grad)
+        if isinstance(v, torch.Tensor)
+        else v
         for v in case
     )
 

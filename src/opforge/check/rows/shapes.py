@@ -121,6 +121,7 @@ def huge(t: Trial) -> None:
     """2^31 - 1, 2^31 and 2^31 + 1 elements: in one dim, and in rows of 2 and of 3."""
     dtype = min(t.every_dtype, key=lambda d: d.itemsize)
     tried = left_out = slow = 0
+    refused: list[str] = []
     for base in t.kinds(dtype):
         most = max(base.tensors.values(), key=lambda x: x.numel())
         if most.numel() == 0 or not 1 <= most.dim() <= 2:
@@ -145,15 +146,17 @@ def huge(t: Trial) -> None:
                 tried += 1
             except torch.OutOfMemoryError:
                 left_out += 1
+            except ValueError as error:  # it says what it does not take
+                refused.append(str(error).splitlines()[0])
             torch.cuda.empty_cache()
-    if not tried + left_out + slow:
+    if not tried + left_out + slow + len(refused):
         raise NotApplicable("no case has one or two dims to make huge")
-    t.note = f"{tried} situations"
+    t.note = "; ".join([f"{tried} situations", *(f"refused: {text}" for text in set(refused))])
     if left_out:
         t.note += f"; {left_out} left out: not enough GPU memory for the float64 truth"
     if slow:
         t.note += f"; {slow} left out: more than {_PATIENCE} s with the truth by PyTorch"
-    if not tried:
+    if not tried and not refused:
         raise NotRun(t.note)
 
 

@@ -22,6 +22,7 @@ ACTIVATIONS: dict[str | None, Callable[[Tensor], Tensor]] = {
 }
 NAMES = tuple(ACTIVATIONS)
 NONE, RELU = NAMES.index(None), NAMES.index("relu")
+MOST = 2**31 - 1024  # rows or columns: tiles reach beyond the end
 
 
 def code_of(op: str, activation: str | None) -> int:
@@ -144,6 +145,22 @@ def validate_linear(
         )
     for name, other in ((its, weight), (biases, bias), ("residual", residual)):
         check_dtype(op, x, name, other)
+    check_sizes(op, its, weight, x)
+
+
+def check_sizes(op: str, its: str, weight: Tensor, x: Tensor) -> None:
+    """A GPU's products, ours and the library's, count rows and columns in 32 bits."""
+    if not weight.is_cuda:
+        return
+    sizes = {f"outputs of {its}": weight.shape[0], f"features of {its}": weight.shape[1]}
+    if x.shape[-1] > 0:
+        sizes["rows of x"] = x.numel() // x.shape[-1]
+    for what, size in sizes.items():
+        if size >= MOST:
+            raise ValueError(
+                f"opforge.{op}: {size} {what} are too many for a product on a GPU, which takes "
+                f"fewer than {MOST}; make it in parts"
+            )
 
 
 def validate_gated(

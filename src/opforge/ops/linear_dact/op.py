@@ -97,6 +97,23 @@ def cases(make: Make) -> Iterator[tuple[Any, ...]]:
     yield make(5), make(5, 3), make(3), gelu, False, False, *both
 
 
+def sized(make: Make, rows: int, cols: int, features: int | None = None) -> dict[str, Any]:
+    """``rows`` rows of ``cols`` features of h, from ``features`` outputs or as many."""
+    k = cols if features is None else features
+    grad, weight, z, pair = make(rows, k), make(k, cols), make(rows, cols), make(rows, 2 * cols)
+    gelu, silu = products.NAMES.index("gelu"), products.NAMES.index("silu")
+    return {
+        "gelu": (grad, weight, z, gelu, False, False, True, False),
+        "silu, gated": (grad, weight, pair, silu, True, False, True, False),
+    }
+
+
+def factors(grad: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The two matrices that are multiplied, where there is a product."""
+    assert weight is not None
+    return products.rows_of(grad), weight
+
+
 op = Op(
     schema="linear_dact(Tensor grad, Tensor? weight, Tensor z, int activation, bool gated, "
     "bool tf32, bool with_h, bool with_sums) -> (Tensor passed, Tensor h, Tensor sums)",
@@ -105,6 +122,8 @@ op = Op(
     validate=validate,
     cases=cases,
     operations=lambda grad, weight: 0 if weight is None else 2 * grad.numel() * weight.shape[1],
+    product=factors,
+    sized=sized,
     rowwise=True,
     autocast="promote",
     build=Build(archs=["9.0a"], by_dtype=["cuda"], on_demand=["units/*.cu"]),
