@@ -171,11 +171,6 @@ def _tune_one(opened: ctypes.CDLL, values: tuple[int, int, int]) -> None:
         opened.opforge_set_tuning(*values)
 
 
-def has_choices(op: Op, target: str) -> bool:
-    """Whether what is loaded has kernels for matrix products to choose from."""
-    return bool(_with_products(op, target))
-
-
 def choose(op: Op, target: str, table: str) -> None:
     """Replace the choices of kernels for matrix products in what is loaded: see choices.py."""
     for opened in _with_products(op, target):

@@ -52,17 +52,14 @@ def tune(
     record = discover.find(op)
     if not torch.cuda.is_available():
         raise OpforgeError("opforge tune measures kernels on a GPU, but there is no CUDA GPU")
-    nothing = f"{record.name} has no kernels for matrix products to choose from"
     if not CUDA.sources(record):
-        raise OpforgeError(nothing)
+        raise OpforgeError(f"{record.name} has no kernels for matrix products to choose from")
     chosen = shapes.parse(shape_text) if shape_text else shapes.default(record, "cuda")
     dtypes = _dtypes(dtype, record.dtypes)
     target = file or choices.own(record, choices.gpu())
     must_be_writable(target)
     out = console()
     load.find(record, CUDA.name)  # all parts, compiled side by side
-    if not load.has_choices(record, CUDA.name):
-        raise OpforgeError(nothing)
     found: list[measure.Tuned] = []
     with bar("tuning", Console(stderr=True)) as progress:
         task = progress.add_task("", total=None)

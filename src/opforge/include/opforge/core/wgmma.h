@@ -56,9 +56,9 @@ __device__ __forceinline__ TileOperand tile_operand(const void* box, int step, i
 #else
   // 16 inner indices are 16 rows of an outer-major box.
   const int offset = major == Major::inner ? step * kMultiplyBytes : step * 16 * kTileWidth;
-  // Three fields of 14 bits count 16 bytes each: shared memory has no address that needs more. An
-  // offset that is added to the field, not to the address, costs one instruction.
-  const auto field = [](uint32_t bytes) { return bytes >> 4; };
+  // Fields of 14 bits count 16 bytes each. Addresses in a cluster have the block's rank above them.
+  // The offset is added to the field: between the calls for a stage that is one instruction.
+  const auto field = [](uint32_t bytes) { return bytes >> 4 & 0x3fff; };
   constexpr uint64_t kSwizzle128 = uint64_t(1) << 62;
   constexpr uint32_t kEightRows = 8 * kTileWidth;
   const uint32_t low = (field(detail::shared_address(box)) + field(uint32_t(offset))) |

@@ -57,7 +57,9 @@ struct Logistic {
   float value, slope;
 
   __device__ __forceinline__ explicit Logistic(float x) {
-    const float e = roughly_exp2(-1.44269504f * fabsf(x)), r = roughly_inverse(1.0f + e);
+    // The square of a root may be below 2^-126: silu(-90) is no zero.
+    const float root = roughly_exp2(-0.72134752f * fabsf(x)), e = root * root;
+    const float r = roughly_inverse(1.0f + e);
     value = x < 0.0f ? e * r : r;
     slope = e * r * r;
   }
