@@ -5,7 +5,12 @@
 // Includes no torch header.
 #pragma once
 
-#include <opforge/families/product/hopper.cuh>
+#include <cuda_runtime.h>
+#include <opforge/core/cluster.h>
+#include <opforge/core/shared.h>
+#include <opforge/families/product/call.h>
+
+#include <opforge/families/product/order.cuh>
 
 namespace opforge {
 
@@ -138,13 +143,13 @@ __device__ __forceinline__ GroupTile find_tile(const ProductGroups& groups, int 
   return found;
 }
 
-// What HopperProduct asks about tiles, as its AllTiles answers for batches.
-template <class Product>
+// What HopperProduct asks about tiles, as AllTiles answers for batches.
+template <class Layout>
 struct GroupTiles {
-  using Tile = typename Product::Tile;
-  using Params = typename Product::Params;
-  static constexpr Groups kKind = Product::kGroups;
-  static constexpr int kRows = Tile::kM * Tile::kClusterM, kCols = Product::kCols * Tile::kClusterN;
+  using Tile = typename Layout::Tile;
+  using Params = typename Layout::Params;
+  static constexpr Groups kKind = Layout::kGroups;
+  static constexpr int kRows = Tile::kM * Tile::kClusterM, kCols = Layout::kCols * Tile::kClusterN;
   static_assert(kKind != Groups::none);
 
   int tiles, step;  // counted in clusters
@@ -170,17 +175,17 @@ struct GroupTiles {
     begin = cursor_.begin;
     const int size = cursor_.end - begin, rows = kKind == Groups::rows ? size : p.m;
     int i, j;
-    Product::AllTiles::walk(p, cursor_.index, ceil(rows, kRows), ceil(p.n, kCols), i, j);
+    walk_tiles(p, cursor_.index, ceil(rows, kRows), ceil(p.n, kCols), i, j);
     row = (i * Tile::kClusterM + rank_m) * Tile::kM + (kKind == Groups::rows ? begin : 0);
-    col = (j * Tile::kClusterN + rank_n) * Product::kCols;
+    col = (j * Tile::kClusterN + rank_n) * Layout::kCols;
     // Rows after the last group are no product of anything.
     inner = kKind == Groups::inner ? size : batch < p.batches ? p.k : 0;
-    if constexpr (kKind == Groups::inner && Product::kMajorA == Major::inner) {
+    if constexpr (kKind == Groups::inner && Layout::kMajorA == Major::inner) {
       // Boxes begin at multiples of 16 bytes along the inner dim.
-      skipped = inner == 0 ? 0 : begin % (16 / int(sizeof(typename Product::T)));
+      skipped = inner == 0 ? 0 : begin % (16 / int(sizeof(typename Layout::T)));
       begin -= skipped, inner += skipped;
     }
-    const int stages = ceil(inner, Product::kInner), share = ceil(stages, Tile::kSplit);
+    const int stages = ceil(inner, Layout::kInner), share = ceil(stages, Tile::kSplit);
     inner_first = part_ * share;
     inner_count = max(0, min(stages, inner_first + share) - inner_first);
   }
@@ -200,10 +205,10 @@ struct GroupTiles {
 
   // Where the group's inner indices begin and end in a stage: at 0 or before, at its end or after.
   __device__ int first_valid(int stage) const {
-    return skipped - (inner_first + stage) * Product::kInner;
+    return skipped - (inner_first + stage) * Layout::kInner;
   }
   __device__ int last_valid(int stage) const {
-    return inner - (inner_first + stage) * Product::kInner;
+    return inner - (inner_first + stage) * Layout::kInner;
   }
 
  private:

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <climits>
 #include <opforge/families/product/hopper.cuh>
-#include <opforge/families/product/stream.cuh>
 
 namespace opforge {
 

@@ -19,4 +19,11 @@ __device__ __forceinline__ void walk_tiles(int group, bool by_columns, int tile,
   col = by_columns ? i : j;
 }
 
+// The same in the order that the parameters of a kernel ask for.
+template <class Params>
+__device__ void walk_tiles(const Params& p, int tile, int tiles_m, int tiles_n, int& row,
+                           int& col) {
+  walk_tiles(p.group, p.by_columns, tile, tiles_m, tiles_n, row, col);
+}
+
 }  // namespace opforge

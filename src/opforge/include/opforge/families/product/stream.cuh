@@ -8,7 +8,11 @@
 // Bytes: beside the product's, 4 bytes for each element of such a tile and each part of it, twice.
 #pragma once
 
-#include <opforge/families/product/hopper.cuh>
+#include <opforge/core/cluster.h>
+
+#include <cstdint>
+#include <opforge/families/product/hopper_layout.cuh>
+#include <opforge/families/product/hopper_tiles.cuh>
 
 namespace opforge {
 
@@ -19,12 +23,12 @@ struct StreamPart {
   bool whole;       // this one has all of it
 };
 
-// What HopperProduct asks about tiles, as its AllTiles answers where no tile is cut.
-template <class Product>
-struct StreamTiles : Product::AllTiles {
-  using Base = typename Product::AllTiles;
-  using Tile = typename Product::Tile;
-  using Params = typename Product::Params;
+// What HopperProduct asks about tiles, as AllTiles answers where no tile is cut.
+template <class Layout>
+struct StreamTiles : AllTiles<Layout> {
+  using Base = AllTiles<Layout>;
+  using Tile = typename Layout::Tile;
+  using Params = typename Layout::Params;
   using Base::tiles, Base::step, Base::inner_first, Base::inner_count;
 
   StreamPart part{};
@@ -76,12 +80,12 @@ struct StreamTiles : Product::AllTiles {
 
 // Gives the sums of a part to who comes last, and gets those of all parts if that is the caller,
 // the threads of a warp group. False if it is not.
-template <class Product>
-__device__ bool combine_parts(const typename Product::Params& p, const StreamTiles<Product>& work,
-                              const typename Product::Shared& s, int consumer,
-                              typename Product::Sums& sums) {
-  using Tile = typename Product::Tile;
-  constexpr int kAll = Product::kRowBlocks * Tile::kN / 2;  // of a thread
+template <class Layout>
+__device__ bool combine_parts(const typename Layout::Params& p, const StreamTiles<Layout>& work,
+                              const typename Layout::Shared& s, int consumer,
+                              typename Layout::Sums& sums) {
+  using Tile = typename Layout::Tile;
+  constexpr int kAll = Layout::kRowBlocks * Tile::kN / 2;  // of a thread
   if (work.part.whole) return true;
   const int thread = int(threadIdx.x) % kWarpGroup;
   const int group = (Tile::kBlocks == 1 ? 0 : cluster_rank()) * Tile::kConsumers + consumer;
@@ -97,14 +101,14 @@ __device__ bool combine_parts(const typename Product::Params& p, const StreamTil
     own[v / 4 * kWarpGroup] = {value[v], value[v + 1], value[v + 2], value[v + 3]};
   }
   int& comes_last = s.barriers().comes_last[consumer];
-  sync_some(1 + consumer, kWarpGroup);
+  Layout::sync_group(consumer);
   if (thread == 0) {
     __threadfence();  // they are there before they are counted
     const int before = atomicAdd(p.counts + work.part.tile * kGroups + group, 1);
     comes_last = before == work.part.last - work.part.first;
     __threadfence();  // all were counted before they are read
   }
-  sync_some(1 + consumer, kWarpGroup);
+  Layout::sync_group(consumer);
   if (!comes_last) return false;
 #pragma unroll
   for (int v = 0; v < kAll; ++v) value[v] = 0.0f;
