@@ -195,7 +195,8 @@ class Op:
         bytes: the fewest bytes that a call must move, if that is less than all its tensors (as for
             a lookup in a table). By default every tensor is read or written once.
         sized: ``sized(make, *shape)`` returns the arguments of a benchmark for that shape, or a
-            dict that names several sets of arguments. By default a case is resized.
+            dict that names several sets of arguments. By default a case is resized. With
+            ``make.requires_grad``, the arguments are for a forward that a backward follows.
         peers: name -> a function that imports another implementation and returns a callable. An
             ImportError means that it is not installed.
         product: for matrix work, the two matrices whose product by the library is the ceiling.

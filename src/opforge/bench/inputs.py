@@ -24,10 +24,14 @@ _DRAWS = 3  # draws of a tensor whose values cannot come from a pool
 
 @dataclass(frozen=True)
 class DeviceMake:
-    """Like :class:`opforge.Make`, but draws values on the device, which is fast."""
+    """Like :class:`opforge.Make`, but draws values on the device, which is fast.
+
+    ``requires_grad`` says whether the backward is to be timed. Its tensors are no leaves yet.
+    """
 
     dtype: torch.dtype
     device: str
+    requires_grad: bool = False
     made: list[torch.Tensor] = field(default_factory=list, repr=False)
 
     def __call__(self, *shape: int) -> torch.Tensor:

@@ -128,7 +128,7 @@ class _Measurement:
         self._draw = random.Random()  # unseeded, so that values cannot be predicted
         torch._dynamo.reset()  # compile each workload separately, as opforge does
         clock.begin()
-        op, make = work.op, DeviceMake(work.dtype, clock.device)
+        op, make = work.op, DeviceMake(work.dtype, clock.device, not self._forward)
 
         def arguments(make: DeviceMake) -> tuple[Any, ...]:
             return shapes.arguments(op, make, work.shape)[work.variant]

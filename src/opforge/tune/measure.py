@@ -8,7 +8,6 @@ compared, then the orders of the best two.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -90,11 +89,7 @@ def tune(
     seen: set[Product] = set()
     for dtype in dtypes:
         for shape in sizes:
-            make = DeviceMake(dtype, clock.device)
-            variants = list(shapes.arguments(op, make, shape).values())
-            for case, direction in itertools.product(variants, ("forward", "backward")):
-                if direction == "backward" and op.backward is None:
-                    continue
+            for case, direction in _cases(op, dtype, clock.device, shape):
                 shapes.check(op, case, shape)
                 calls = _Calls(op, case, direction == "forward")
                 for product, tiles in _products(op, calls).items():
@@ -106,6 +101,19 @@ def tune(
                     if times:
                         yield Tuned(product, direction, times)
             torch.cuda.empty_cache()
+
+
+def _cases(
+    op: Op, dtype: torch.dtype, device: str, shape: shapes.Shape
+) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """The arguments of each variant, forward and then backward."""
+    made = {
+        direction: shapes.arguments(op, DeviceMake(dtype, device, direction == "backward"), shape)
+        for direction in (("forward", "backward") if op.backward else ("forward",))
+    }
+    for variant in made["forward"]:
+        for direction, variants in made.items():
+            yield variants[variant], direction
 
 
 def _products(op: Op, calls: _Calls) -> dict[Product, list[str]]:

@@ -180,7 +180,7 @@ def sized(make: Make, rows: int, cols: int, features: int | None = None) -> dict
     """``rows`` rows to ``cols`` outputs, from ``features`` features or as many as outputs."""
     k, silu = cols if features is None else features, products.NAMES.index("silu")
     x = make(rows, k)
-    options = silu, False, False
+    options = silu, False, make.requires_grad
     return {
         "packed": (x, make(2 * cols, k), None, None, None, *options),
         "separate": (x, make(cols, k), make(cols, k), None, None, *options),

@@ -137,7 +137,7 @@ def sized(make: Make, rows: int, cols: int, features: int | None = None) -> dict
     k = cols if features is None else features
     inputs = make(rows, k), make(cols, k), make(cols), None
     return {
-        name: (*inputs, products.NAMES.index(name), 1.0, None, None, False, False)
+        name: (*inputs, products.NAMES.index(name), 1.0, None, None, False, make.requires_grad)
         for name in ("relu", "gelu", "gelu_tanh", "silu")
     }
 

@@ -334,15 +334,15 @@ def sized(make: Make, rows: int, cols: int) -> dict[str, Any]:
     """Four times as many hidden values as features; with a gate, 8 / 3 times as many, in 256s."""
     gelu, silu = (products.NAMES.index(name) for name in ("gelu", "silu"))
     x, hidden, gated = make(rows, cols), 4 * cols, -(-8 * cols // 768) * 256
-    none = None, None
+    none, save = (None, None), make.requires_grad
     biases = make(hidden), make(cols)
     return {
         "gelu": (
-            *(x, make(hidden, cols), make(cols, hidden), *biases, *none, None, gelu, False, False),
+            *(x, make(hidden, cols), make(cols, hidden), *biases, *none, None, gelu, False, save),
         ),
         "swiglu": (
             *(x, make(gated, cols), make(cols, gated), *none, make(gated, cols), None, None),
-            *(silu, False, False),
+            *(silu, False, save),
         ),
     }
 
