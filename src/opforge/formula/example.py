@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from opforge.errors import NewError
 from opforge.formula.graph import COLUMNS
 from opforge.formula.source import Parameter, Source
@@ -70,8 +72,7 @@ def _parse(source: Source, text: str) -> dict[str, Any]:
         sizes, *dtype = what.split() or [""]
         if len(dtype) > 1 or (dtype and dtype[0] not in _DTYPES):
             raise NewError(
-                f"--example: {part!r}: the kernels are for {', '.join(_DTYPES[1::2][:1])}, float16, "
-                "bfloat16 and float64, so the dtype of an example is one of these; "
+                f"--example: {part!r}: kernels are for float32, float16, bfloat16 and float64; "
                 f"{dtype[-1]} is not supported"
             )
         given[name] = _value(part, sizes)
@@ -79,23 +80,40 @@ def _parse(source: Source, text: str) -> dict[str, Any]:
 
 
 def _value(part: str, text: str) -> Any:
-    kind = next(p for p in (part,))
-    if re.fullmatch(r"\d+(x\d+)*", text) and ("x" in text or not _is_number(text)):
+    """Sizes, a number or a bool; one whole number may be both a size and a number."""
+    if re.fullmatch(r"\d+(x\d+)*", text):
         return tuple(int(n) for n in text.split("x"))
     if text in ("True", "False"):
         return text == "True"
-    if re.fullmatch(r"\d+", text):
-        return (int(text),)
     if text == "()":
         return ()
     try:
         return float(text)
     except ValueError:
-        raise NewError(f"--example: {kind!r} has neither sizes such as 4096x1024 nor a number") from None
+        raise NewError(
+            f"--example: {part!r} has neither sizes such as 4096x1024 nor a number"
+        ) from None
 
 
-def _is_number(text: str) -> bool:
-    return "." in text or "e" in text
+def of_call(source: Source, given: dict[str, Any]) -> Example:
+    """The example that the arguments of a call are."""
+    example = Example()
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, value in given.items():
+        if isinstance(value, torch.Tensor):
+            shapes[name] = tuple(value.shape)
+        elif isinstance(value, float):
+            example.numbers[name] = value
+        elif isinstance(value, (bool, int)):
+            example.fixed[name] = value
+        else:
+            raise source.error(
+                f"{name} is a {type(value).__name__}; a formula takes Tensor, float, int and bool"
+            )
+    if not shapes:
+        raise source.error(f"{source.name} takes no tensor; an op needs at least one")
+    _name_axes(shapes, example)
+    return example
 
 
 def _guess(name: str, example: Example) -> tuple[int, ...]:

@@ -80,6 +80,7 @@ class Graph:
     outputs: list[Output]
     incoming: list[Input]
     gradients: list[Output]
+    why_no_kernel: Unmapped | None = None  # then outputs have names only
     why_no_gradient: Unmapped | None = None
     rank: int = 0  # dims of the frame, which is the shape that all tensors broadcast to
     frame: tuple[str, ...] = ()

@@ -9,27 +9,32 @@ from typing import Any
 
 import torch
 
-from opforge.errors import NewError
+from opforge.errors import NewError, RecordError
 from opforge.formula.capture import trace
 from opforge.formula.example import Example
 from opforge.formula.graph import COLUMNS, Graph, Unmapped, Value, cone
 from opforge.formula.source import Source
 from opforge.formula.translate import translate
+from opforge.formula.words import RESERVED
+from opforge.registration.schema import check_name
 
 
 def read(source: Source, example: Example) -> Graph:
-    """The graph of a function. Raises FormulaError for what is no formula, Unmapped for the rest.
+    """The graph of a function. Raises FormulaError for what is no formula.
 
     torch may make a constant of a size or a number. So the function is traced again, with other
     ones: the graphs must be the same. With one more dim in front, this also tells whether leading
     dims may be any.
     """
     refuse_state(source)
+    refuse_names(source)
     graph = translate(source, example, trace(source, example))
+    if graph.why_no_kernel:
+        return graph
     if _agrees(source, example, graph, extra_axes=1):
         graph.any_rank = True
     elif not _agrees(source, example, graph, extra_axes=0):
-        raise Unmapped(
+        graph.why_no_kernel = Unmapped(
             "a number in it depends on the sizes, or on the number arguments, in a way that torch "
             "does not show"
         )
@@ -42,7 +47,7 @@ def _agrees(source: Source, example: Example, graph: Graph, extra_axes: int) -> 
         other = translate(source, example, again)
     except (NewError, Unmapped):
         return False
-    return _canonical(graph) == _canonical(other)
+    return not other.why_no_kernel and _canonical(graph) == _canonical(other)
 
 
 def _canonical(graph: Graph) -> list[Any]:
@@ -91,6 +96,21 @@ def refuse_state(source: Source) -> None:
                 f"{source.name} uses {name}, {kind} from outside; make it an argument, as in "
                 f"{source.name}(…, {'weight' if kind == 'a module' else name}: Tensor)",
                 _line_with(source, name),
+            )
+
+
+def refuse_names(source: Source) -> None:
+    """Raise FormulaError for parameters whose names the code needs itself."""
+    for parameter in source.parameters:
+        name = parameter.name
+        try:
+            check_name(name)
+        except RecordError as error:
+            raise source.error(f"{error}; rename the parameter") from None
+        if name in RESERVED:
+            raise source.error(
+                f"{name!r} has a meaning of its own in the kernels; rename the parameter, as in "
+                f"{name}_value"
             )
 
 

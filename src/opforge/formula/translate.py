@@ -97,10 +97,7 @@ _REASONS = {
 
 
 def translate(source: Source, example: Example, trace: Trace) -> Graph:
-    """The graph of a trace. Raises Unmapped if its outputs cannot be mapped.
-
-    What only gradients cannot is noted in the graph, which then has none.
-    """
+    """The graph of a trace. What cannot be mapped is noted in it: its results, or the gradients."""
     return _Translator(source, example, trace).run()
 
 
@@ -125,11 +122,17 @@ class _Translator:
         results = list(results) if isinstance(results, (tuple, list)) else [results]
         names = self._output_names(trace.outputs)
         for name, node in zip(names, results[: trace.outputs], strict=True):
-            graph.outputs.append(self._output(name, node))
+            try:
+                graph.outputs.append(self._output(name, node))
+            except Unmapped as reason:
+                graph.why_no_kernel = graph.why_no_kernel or reason
+                graph.outputs.append(Output(name, self._maker.constant(0), ()))
         for i, made in enumerate(graph.incoming):
             made.name = made.value.name = f"grad_{names[i]}"
         self._name_values(graph)
         try:
+            if graph.why_no_kernel:
+                raise graph.why_no_kernel
             self._add_gradients(graph, results[trace.outputs :])
         except Unmapped as reason:
             graph.gradients, graph.why_no_gradient = [], reason

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +19,7 @@ from opforge.formula.source import Source
 from opforge.formula.write.host import Function, check_members, host_function
 from opforge.formula.write.kernel import Struct, struct
 from opforge.formula.write.record import Record
+from opforge.new.steps import function_digest
 from opforge.new.wrap import wrapped
 from opforge.registration.schema import Arg
 from opforge.terminal.words import camel
@@ -45,28 +46,19 @@ def write(
     """The folder of an op. Raises FormulaError for a function that no op can be made of."""
     graph = read.read(source, example)
     made = Written({}, graph)
-    forward = _function(name, graph, graph.outputs, {i.value: i.name for i in graph.tensors}, source,
-                        "")
-    backward = None
-    try:
-        if graph.why_no_gradient:
-            raise graph.why_no_gradient
-        made.choices = save.choices(graph)
-        made.chosen = save.choose(graph, wanted)
-        leaves = save.given(graph, made.chosen.kept)
-        backward = _function(f"{name}_backward", graph, graph.gradients, leaves, source, "Backward")
-    except Unmapped as reason:
-        made.unmapped.append(("the backward", reason))
+    forward, backward = _functions(name, source, graph, made, wanted)
     record = Record(name, source, example, graph, forward, backward, supported(source, example),
-                    origin(source, into / name), _operations(forward))
-    functions = [forward, *([backward] if backward else [])]
-    made.files = {
-        "cpu.cpp": _binding(name, functions, "cpu"),
-        "cuda.cu": _binding(name, functions, "cuda"),
-        "host.h": _host(name, functions, graph),
-        "kernel.cuh": _kernels(functions, graph),
-        "op.py": record.text(),
-    }
+                    origin(source, into / name), _operations(forward) if forward else 0)
+    made.files = {"op.py": record.text()}
+    functions = [f for f in (forward, backward) if f]
+    if functions:
+        made.files = {
+            "cpu.cpp": _binding(name, functions, "cpu"),
+            "cuda.cu": _binding(name, functions, "cuda"),
+            "host.h": _host(name, functions, graph),
+            "kernel.cuh": _kernels(functions, graph),
+            "op.py": record.text(),
+        }
     made.kernels = [_in_words(f) for f in functions]
     made.files = {file: _formatted(file, text) for file, text in made.files.items()}
     made.files[f"test_{name}.py"] = _test(name)
@@ -74,25 +66,41 @@ def write(
     return made
 
 
+def _functions(
+    name: str, source: Source, graph: Graph, made: Written, wanted: str | None
+) -> tuple[Function | None, Function | None]:
+    """The forward and the backward, each if there are kernels for it."""
+    inputs = {i.value: i.name for i in graph.tensors}
+    try:
+        if graph.why_no_kernel:
+            raise graph.why_no_kernel
+        forward = _function(name, graph, graph.outputs, inputs, source, "")
+        host_function(forward, graph, name)
+    except Unmapped as reason:
+        made.unmapped.append(("the formula", reason))
+        return None, None
+    try:
+        if graph.why_no_gradient:
+            raise graph.why_no_gradient
+        made.choices = save.choices(graph)
+        made.chosen = save.choose(graph, wanted)
+        leaves = save.given(graph, made.chosen.kept)
+        backward = _function(f"{name}_backward", graph, graph.gradients, leaves, source, "Backward")
+        host_function(backward, graph, name)
+    except Unmapped as reason:
+        made.unmapped.append(("the gradient", reason))
+        return forward, None
+    return forward, backward
+
+
 def origin(source: Source, folder: Path) -> str:
     """The comment that tells where the formula is, and a digest of it, for ``opforge next``."""
     file = Path(source.file).resolve()
     try:
-        shown = Path(file).relative_to(folder.resolve().parent, walk_up=True)  # type: ignore[call-arg]
-    except (TypeError, ValueError):
-        shown = _relative(file, folder.resolve())
-    return f"# From {shown}:{source.name}, digest {digest(source)}.\n"
-
-
-def _relative(file: Path, folder: Path) -> Path:
-    import os
-
-    return Path(os.path.relpath(file, folder.parent))
-
-
-def digest(source: Source) -> str:
-    """Changes when the function does."""
-    return hashlib.sha256("".join(source.lines).encode()).hexdigest()[:12]
+        digest = function_digest(file, source.name)
+    except (LookupError, SyntaxError, OSError):  # a function in a function, or in a notebook
+        return f"# From the function {source.name}.\n"
+    return f"# From {os.path.relpath(file, folder.resolve())}:{source.name}, digest {digest}.\n"
 
 
 def _function(
@@ -205,7 +213,7 @@ def _test(name: str) -> str:
 
 
 def _readme(name: str, source: Source, made: Written, record: Record) -> str:
-    schema = record.forward.schema if record.forward else ""
+    schema = record.schema
     statements = "\n".join(s.text for s in source.statements)
     lines = [f"# {name}", "", f"`{schema}`", "",
              f"Written by `opforge new {name} --from {Path(source.file).name}:{source.name}`; the "
@@ -215,8 +223,9 @@ def _readme(name: str, source: Source, made: Written, record: Record) -> str:
                                  for i, p in enumerate(k.split(":"))) + " |" for k in made.kernels]
     for what, reason in made.unmapped:
         where = f" (line {reason.line})" if reason.line else ""
-        lines += ["", f"There is no kernel for {what}: {reason.reason}{where}. It is derived from "
-                  "the reference."]
+        how = "is derived from" if what == "the gradient" else "runs as"
+        lines += ["", f"There is no kernel for {what}{where}: {reason.reason}. It {how} the "
+                  "reference."]
     lines += ["", "```", f"opforge check {name}    # prove it", f"opforge bench {name}    # time it",
               f"opforge next {name}     # what comes next; whether the formula has changed", "```", ""]
     return "\n".join(lines)

@@ -46,6 +46,8 @@ class Record:
         body = [s.rstrip("\n") + "\n" for s in statements]
         if self.backward is not None:
             body += self._backward()
+        if self.forward is None:
+            body.append(f"SCHEMA = {lines.string(self.schema, 0, len('SCHEMA = '))}\n")
         body += [self._validate(), self._cases(), self._op(), self._public()]
         code = "\n\n".join(b for b in body if b)
         return f'"""{self._title()}"""\n\n{self._imports(imports, code)}\n\n{self.origin}\n{code}'
@@ -76,6 +78,8 @@ class Record:
         third = sorted(others - other_standard)
         third += ["import torch"] if re.search(r"\btorch\.", code) else []
         names = [n for n in ("Backward", "Make", "Op") if re.search(rf"\b{n}\b", code)]
+        if "by_autograd(" in code:
+            third.append("from opforge.formula.composed import by_autograd")
         third += [f"from opforge import {', '.join(names)}", "from torch import Tensor"]
         first = "from __future__ import annotations"
         standard.discard(first)
@@ -122,9 +126,12 @@ class Record:
                                     f"{{tuple({like.name}.shape)}}")
             for other in others:
                 shape = self._expected_shape(other)
+                like_shape = "" if shape == f"{like.name}.shape" else (
+                    f", as {like.name} has shape {{tuple({like.name}.shape)}}")
+                of = f" of {like.name}" if not like_shape else ""
                 code += self._raise(f"{other.name}.shape != {shape}", "ValueError",
-                                    f"{other.name} must have shape {{tuple({shape})}}, got "
-                                    f"{{tuple({other.name}.shape)}}")
+                                    f"{other.name} must have the shape{of} {{tuple({shape})}}"
+                                    f"{like_shape}, got {{tuple({other.name}.shape)}}")
         for other in others:
             code += self._raise(f"{other.name}.dtype != {like.name}.dtype", "TypeError",
                                 f"{like.name} is {{{like.name}.dtype}} but {other.name} is "
@@ -143,7 +150,7 @@ class Record:
         whole = f'f"{self.name}: {message}"'
         parts = [whole]
         if len(whole) > 80 and ", got" in message:
-            cut = message.index(", got")
+            cut = message.index(", as" if ", as" in message else ", got")
             parts = [f'f"{self.name}: {message[:cut]}"', f'f"{message[cut:]}"']
         return [f"    if {test}:", *lines.raises(8, error, *parts)]
 
@@ -227,9 +234,11 @@ class Record:
         return any(v.op == "amax" for v in cone([o.value for o in self.graph.outputs]))
 
     def _op(self) -> str:
-        schema = self.forward.schema if self.forward else self._plain_schema()
-        code = ["op = Op(", f"    schema={lines.string(schema, 4, len('schema='))},",
+        code = ["op = Op(", f"    schema={self._schema_text()},",
                 f"    reference={self._reference()},"]
+        if self.forward is None:
+            code += [f"    composed={self._reference()},",
+                     f"    backward=by_autograd(SCHEMA, {self._reference()}),"]
         if self.backward is not None:
             code += ["    backward=Backward(", f"        {lines.string(self.backward.schema, 8)},",
                      "        backward_reference,", "    ),"]
@@ -245,14 +254,25 @@ class Record:
             same = all(self._kind(t) == "whole" for t in self.graph.tensors)
             if kinds == {"elements"} and same:
                 code.append("    pointwise=True,")
-            elif kinds & {"rows", "columns"}:
+            elif (kinds | {k.kind for k in self.backward.grouping.kernels} if self.backward
+                  else kinds | {"rows"}) & {"rows", "columns"}:
                 code.append("    rowwise=True,")
+        else:
+            code.append("    rowwise=True,")
         code.append(f"    sized=lambda make, *shape: {self._sized()},")
         return "\n".join([*code, ")", ""])
 
     def _sized(self) -> str:
         case = self._case("", 0)
         return case if case.startswith("(") and case.endswith(",)") else f"({case})"
+
+    @property
+    def schema(self) -> str:
+        """The forward's schema."""
+        return self.forward.schema if self.forward else self._plain_schema()
+
+    def _schema_text(self) -> str:
+        return lines.string(self.schema, 4, len("schema=")) if self.forward else "SCHEMA"
 
     def _plain_schema(self) -> str:
         kinds = ", ".join(f"{'Tensor' if i.is_tensor else 'float'} {i.name}" for i in self.graph.inputs)
