@@ -6,6 +6,7 @@ Sizes only tell which dims of which tensors are the same: the op takes any sizes
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -150,10 +151,12 @@ def _fixed(source: Source, parameter: Parameter, value: Any) -> Any:
 
 def _name_axes(shapes: dict[str, tuple[int, ...]], example: Example) -> None:
     """Equal sizes at one place from the right are one axis; else equal sizes anywhere are."""
-    largest = max(shapes.values(), key=lambda s: (len(s), max(s, default=1)))
+    largest = max(shapes.values(), key=lambda s: (len(s), math.prod(s)))
     rank = len(largest)
-    sizes = [max([s[d - rank + len(s)] for s in shapes.values() if d >= rank - len(s)], default=1)
-             for d in range(rank)]
+    sizes = list(largest)
+    for shape in shapes.values():  # where the largest has a 1, another may have more
+        for place, n in enumerate(shape, rank - len(shape)):
+            sizes[place] = n if sizes[place] == 1 else sizes[place]
     names = [COLUMNS if d == rank - 1 else f"r{rank - 2 - d}" for d in range(rank)]
     example.frame = tuple(names)
     for name, shape in shapes.items():

@@ -14,8 +14,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from opforge import discover
 from opforge.build import cache
 from opforge.formula import example, source
@@ -38,18 +36,18 @@ class Fused:
         """Call the op for these arguments; the first call for their kind writes it."""
         bound = self._signature.bind(*args, **named)
         bound.apply_defaults()
-        key = tuple(_pattern(v) for v in bound.arguments.values())
+        given = example.of_call(self._source, bound.arguments)
+        key = (*given.dims.items(), *given.fixed.items(), *given.numbers)
         if key not in self._ops:
-            self._ops[key] = self._make(bound.arguments)
+            self._ops[key] = self._make(given)
         op, names = self._ops[key]
         return op(*(bound.arguments[n] for n in names))
 
-    def _make(self, given: dict[str, Any]) -> tuple[Op, list[str]]:
-        made = example.of_call(self._source, given)
+    def _make(self, given: example.Example) -> tuple[Op, list[str]]:
         name = re.sub(r"\W+", "_", self._source.name.lower()).strip("_") or "formula"
         if name in discover.builtin_names():
             name = f"fused_{name}"
-        written = folder.write(name, self._source, made, into=cache.inline_root())
+        written = folder.write(name, self._source, given, into=cache.inline_root())
         for what, reason in written.unmapped:
             if what == "the formula":
                 raise FormulaError(
@@ -76,9 +74,3 @@ def fuse(function: Callable[..., Any]) -> Fused:
     """
     return Fused(function)
 
-
-def _pattern(value: Any) -> Any:
-    """What the kernels depend on: which dims are 1, and equal sizes; the value of int and bool."""
-    if isinstance(value, torch.Tensor):
-        return tuple(value.shape), value.requires_grad
-    return type(value) if isinstance(value, float) else value

@@ -104,9 +104,10 @@ def refuse_names(source: Source) -> None:
     for parameter in source.parameters:
         name = parameter.name
         try:
-            check_name(name)
+            check_name(name, "parameter")
         except RecordError as error:
-            raise source.error(f"{error}; rename the parameter") from None
+            reason = str(error).partition(": ")[2] or str(error)
+            raise source.error(f"a kernel cannot have the parameter {name!r}: {reason}") from None
         if name in RESERVED:
             raise source.error(
                 f"{name!r} has a meaning of its own in the kernels; rename the parameter, as in "

@@ -294,12 +294,8 @@ class _Translator:
 
     def _number(self, number: float) -> Value:
         """A constant, or the size or number argument that torch has replaced by its value."""
-        for factor in (1, 2, -1, -2):
-            if number.is_integer() and (axes := self._axes_with(int(number) // factor)):
-                return self._maker.apply("mul", self._maker.constant(factor), self._maker.size(axes))
-            count = round(factor / number) if 0 < abs(number) < 1e-2 else 0
-            if math.isclose(count * number, factor) and (axes := self._axes_with(count)):
-                return self._maker.apply("div", self._maker.constant(factor), self._maker.size(axes))
+        if (size := self._of_size(number)) is not None:
+            return size
         for name, value in self._trace.numbers.items():
             argument = next((v for v in self._values.values()
                              if isinstance(v, Value) and v.op == "number" and v.name == name), None)
@@ -316,6 +312,29 @@ class _Translator:
                 if math.isclose(number, form, rel_tol=1e-13):
                     return make()
         return self._maker.constant(number)
+
+    def _of_size(self, number: float) -> Value | None:
+        """n, 2 n, 1 / n, 2 / n and the like, where n is a count of elements, or one less."""
+        apply, constant = self._maker.apply, self._maker.constant
+        if not math.isfinite(number):
+            return None
+        for factor in (1.0, 2.0, 0.5, -1.0, -2.0, -0.5):
+            for less in (0, 1):
+                for is_inverse in (False, True):
+                    if is_inverse and not 0 < abs(number) < 1e-2:
+                        continue
+                    count = factor / number if is_inverse else number / factor
+                    whole = round(count) + less
+                    if not math.isclose(count, whole - less, rel_tol=1e-12):
+                        continue
+                    if not (axes := self._axes_with(whole)):
+                        continue
+                    size = self._maker.size(axes)
+                    size = apply("sub", size, constant(less)) if less else size
+                    if is_inverse:
+                        return apply("div", constant(factor), size)
+                    return apply("mul", constant(factor), size)
+        return None
 
     def _operation(self, name: str, node: torch.fx.Node) -> Any:
         args = list(node.args)
@@ -375,8 +394,8 @@ class _Translator:
     def _operand(self, node: Any) -> Value:
         if isinstance(node, float):
             return self._number(node)
-        if isinstance(node, int) and (axes := self._axes_with(node)):
-            return self._maker.size(axes)
+        if isinstance(node, int) and (size := self._of_size(float(node))) is not None:
+            return size
         return self._value(node)
 
     def _axes_with(self, number: int) -> list[str]:

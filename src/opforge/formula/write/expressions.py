@@ -6,6 +6,7 @@ What is used once stands where it is used, unless the user's source names it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -38,6 +39,7 @@ class Language:
     power: Callable[[str, str], str]
     negate_mask: Callable[[str], str]
     reduce: Callable[[Value, str], str] | None = None
+    with_numbers: Mapping[str, str] = field(default_factory=dict)  # functions of x and a number
     plain_numbers: bool = False  # whether a number may stand anywhere as it is
 
 
@@ -122,6 +124,9 @@ class Writer:
             return language.power(*map(self._typed, value.args)), _CALL
         if language.reduce is not None and op in ("sum", "amax"):
             return language.reduce(value, self.expression(value.args[0], _WEAK)[0]), _CALL
+        if op in language.with_numbers and value.args[1].on_host:
+            x, number = (self._typed(a) for a in value.args)
+            return language.with_numbers[op].format(x=x, number=number), _CALL
         arguments = ", ".join(self._typed(a) for a in value.args)
         return f"{language.function(op)}({arguments})", _CALL
 
@@ -143,13 +148,15 @@ class Writer:
         return self.expression(value, _WEAK)[0]
 
     def _host(self, value: Value) -> tuple[str, int]:
-        text, own = host_expression(value, self.language.size)
         if self.language.plain_numbers:
-            return text, own
+            return host_expression(value, self.language.size, in_python=True)
+        text, _ = host_expression(value, self.language.size)
         return self.language.number(text), _CALL
 
 
-def host_expression(value: Value, size: Callable[[Value], str]) -> tuple[str, int]:
+def host_expression(
+    value: Value, size: Callable[[Value], str], in_python: bool = False
+) -> tuple[str, int]:
     """A number that is known before the kernel, in C++ or Python, and how strongly it binds."""
     op = value.op
     if op == "number":
@@ -157,24 +164,29 @@ def host_expression(value: Value, size: Callable[[Value], str]) -> tuple[str, in
     if op == "size":
         return size(value), _CALL
     if op == "constant":
-        return constant(value.number), _CALL if value.number >= 0 else _UNARY
-    parts = [host_expression(a, size) for a in value.args]
+        return constant(value.number, in_python), _CALL if value.number >= 0 else _UNARY
+    parts = [host_expression(a, size, in_python) for a in value.args]
     if op == "neg":
         text, own = parts[0]
         return f"-{text if own >= _UNARY else f'({text})'}", _UNARY
     if op in ARITHMETIC:
         own = _STRENGTH[op]
         left, right = parts
+        if in_python and op == "div" and value.args[1].op not in ("constant", "number"):
+            # Python raises an error where a size is 0; as a tensor, it is Inf or NaN.
+            right = (f"torch.tensor({right[0]}, dtype=torch.float64)", _CALL)
         a = left[0] if left[1] >= own else f"({left[0]})"
         b = right[0] if right[1] > own else f"({right[0]})"
         return f"{a} {ARITHMETIC[op]} {b}", own
     if op in ("sqrt", "exp", "log", "pow"):
-        return f"{op}({', '.join(p[0] for p in parts)})", _CALL
+        return f"{'math.' if in_python else ''}{op}({', '.join(p[0] for p in parts)})", _CALL
     raise NotImplementedError(op)
 
 
-def constant(number: float) -> str:
-    """A number as both languages read it."""
+def constant(number: float, in_python: bool = False) -> str:
+    """A number as a language reads it."""
+    if in_python and not math.isfinite(number):
+        return f"math.{number}".replace("math.-", "-math.")
     if number != number or number in (float("inf"), float("-inf")):
         return {"inf": "INFINITY", "-inf": "-INFINITY"}.get(str(number), "NAN")
     text = repr(number)

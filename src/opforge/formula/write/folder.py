@@ -125,6 +125,11 @@ def _function(
         if argument.name in tensors or argument.name in numbers or not suffix:
             arguments.append(Arg(argument.name, "Tensor" if argument.is_tensor else "float"))
     function = Function(name, arguments, results, grouping, [], tensors)
+    whole = [t.name for t in graph.tensors if read.is_whole(graph, t.value)]
+    if suffix and whole and not any(read.is_whole(graph, t.value) for t in tensors.values()):
+        function.shape = f"{whole[0]}_shape"
+        place = len([a for a in arguments if a.type == "Tensor"])
+        arguments.insert(place, Arg(function.shape, "int[]"))
     base = camel(name.removesuffix("_backward")) + suffix
     written = [k for k in grouping.kernels if k.kind != "fill"]
     for kernel in grouping.kernels:

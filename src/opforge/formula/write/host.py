@@ -10,7 +10,11 @@ from opforge.formula.group import Grouping, Kernel, Kind, Result, kind_of
 from opforge.formula.write.kernel import Struct
 from opforge.registration.schema import Arg
 
-_TYPES = {"Tensor": "const Tensor& ", "float": "double "}
+_TYPES = {
+    "Tensor": "const Tensor& ",
+    "float": "double ",
+    "int[]": "const std::vector<int64_t>& ",
+}
 
 
 @dataclass
@@ -23,6 +27,7 @@ class Function:
     grouping: Grouping
     structs: list[Struct | None]  # of each kernel
     tensors: dict[str, Input | Output]  # its tensor arguments, by name
+    shape: str = ""  # the argument with the shape of a whole result, where no tensor has it
 
     @property
     def schema(self) -> str:
@@ -42,6 +47,9 @@ class _HostWriter:
         self._function, self._graph, self._op = function, graph, op
         whole = [n for n, t in function.tensors.items() if self._kind(t.value) == "whole"]
         self._like = whole[0] if whole else ""
+        self._made_first = ""
+        if not whole and function.shape:
+            self._like = self._made_first = f"grad_{function.shape.removesuffix('_shape')}"
 
     def _kind(self, value: Value) -> Kind:
         return kind_of(value, self._graph.frame)
@@ -51,8 +59,13 @@ class _HostWriter:
         types = ", ".join(["Tensor"] * len(function.results))
         returned = "Tensor" if len(function.results) == 1 else f"std::tuple<{types}>"
         taken = ", ".join(f"{_TYPES[a.type]}{a.name}" for a in function.arguments)
-        lines = [f"inline {returned} {function.name}({taken}) {{", *self._checks()]
+        lines = [f"inline {returned} {function.name}({taken}) {{"]
+        if self._made_first:
+            lines.append(f"  const Tensor {self._like} = empty({function.shape}, {self._any});")
+        lines += self._checks()
         for result in function.results:
+            if result.name == self._made_first:
+                continue
             lines.append(f"  const Tensor {result.name} = empty({self._shape(result)}, {self._any});")
         for kernel, struct in zip(function.grouping.kernels, function.structs, strict=True):
             lines += self._call(kernel, struct)
@@ -62,7 +75,7 @@ class _HostWriter:
 
     @property
     def _any(self) -> str:
-        return self._like or next(iter(self._function.tensors))
+        return next(iter(self._function.tensors)) if self._made_first or not self._like else self._like
 
     def _checks(self) -> list[str]:
         lines = []

@@ -56,7 +56,7 @@ class Record:
         doc = (self.source.function.__doc__ or "").strip().split("\n")[0].rstrip(".")
         what = doc or "; ".join(s.text.removeprefix("return ") for s in self.source.statements)
         text = f"{self.name}: {what}."
-        return text if len(text) < 90 else f"{self.name}: {what[:80 - len(self.name)].rstrip()} ..."
+        return text if len(text) < 90 else f"{self.name}: {what[:80 - len(self.name)].rstrip()} …"
 
     def _renamed(self, text: str) -> str:
         """The user's function under the name reference."""
@@ -92,7 +92,9 @@ class Record:
     def _backward(self) -> list[str]:
         assert self.backward is not None
         numbers = [a.name for a in self.backward.arguments if a.type == "float"]
-        made = BackwardReference(self.graph, self.source, self.backward.tensors, numbers)
+        made = BackwardReference(
+            self.graph, self.source, self.backward.tensors, numbers, self.backward.shape
+        )
         text = made.text()
         return [*([OVER_ROWS] if made.adds_columns else []), text]
 
@@ -160,8 +162,10 @@ class Record:
         kernels = self.forward.grouping.kernels
         if any(k.kind in ("columns", "values") for k in kernels):
             return self.graph.rank
+        if self.backward is not None:
+            kernels = [*kernels, *self.backward.grouping.kernels]
         kinds = {self._kind(t) for t in self.graph.tensors}
-        return int(bool(kinds & {"column", "row"}) or any(k.kind == "rows" for k in kernels))
+        return int(bool(kinds & {"column", "row"}) or any(k.kind in ("rows", "columns") for k in kernels))
 
     def _expected_shape(self, tensor: Input) -> str:
         x, kind = self._like.name, self._kind(tensor)

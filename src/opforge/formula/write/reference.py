@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from opforge.formula.graph import COLUMNS, Graph, Input, Output, Unmapped, Value, cone
+from opforge.formula.graph import COLUMNS, Graph, Input, Output, Unmapped, Value
 from opforge.formula.group import kind_of
 from opforge.formula.source import Source
 from opforge.formula.write.expressions import Language, Writer
@@ -23,29 +23,35 @@ class BackwardReference:
         source: Source,
         tensors: Mapping[str, Input | Output],
         numbers: list[str],
+        shape: str = "",
     ) -> None:
-        self._graph, self._source = graph, source
+        self._graph, self._source, self._shape = graph, source, shape
         self._tensors, self._numbers = dict(tensors), numbers
         whole = [n for n, t in tensors.items() if kind_of(t.value, graph.frame) == "whole"]
-        self.like = whole[0] if whole else next(iter(tensors))
+        self._any = next(iter(tensors))
+        self.like = whole[0] if whole else "frame" if shape else self._any
         self.adds_columns = False  # whether it needs the function that adds up all rows
 
     def text(self) -> str:
         """The whole function."""
         names = {t.value: n for n, t in self._tensors.items()}
         lines: list[str] = []
+        if self._shape:
+            lines.append(f"frame = {self._any}.new_zeros({self._shape})")
         for name, tensor in self._tensors.items():
             # A number per row stands in a column, so that it goes with the rows.
             if kind_of(tensor.value, self._graph.frame) == "row" and self._lacks_last(tensor):
                 lines.append(f"{name} = {name}.unsqueeze(-1)")
         results = self._graph.gradients
-        writer = Writer(self._language(), names, {*self._tensors, *self._numbers, "torch", "math"})
+        writer = Writer(self._language(), names, {*self._tensors, *self._numbers, "torch", "math", "frame"})
         made = writer.write([r.value for r in results])
         lines += writer.lines
         for result, text in zip(results, made, strict=True):
             lines.append(f"{result.name} = {self._shaped(result, text)}")
         lines.append(f"return {', '.join(r.name for r in results)}")
         parameters = [f"{n}: Tensor" for n in self._tensors] + [f"{n}: float" for n in self._numbers]
+        if self._shape:
+            parameters.insert(len(self._tensors), f"{self._shape}: list[int]")
         count = len(results)
         kind = "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
         head = function("backward_reference", parameters, kind)
@@ -64,6 +70,10 @@ class BackwardReference:
             power=lambda a, b: f"torch.pow({a}, {b})",
             negate_mask=lambda mask: f"torch.logical_not({mask})",
             reduce=self._reduce,
+            with_numbers={
+                "maximum": "torch.clamp({x}, min={number})",
+                "minimum": "torch.clamp({x}, max={number})",
+            },
             plain_numbers=True,
         )
 
@@ -100,7 +110,9 @@ class BackwardReference:
         inside = text if text.isidentifier() else f"({text})"
         kind = kind_of(Value("", axes=axes), self._graph.frame)
         if result.value.on_host or result.value.axes != axes:
-            return f"torch.zeros_like({self.like}) + {text}"
+            same = axes == frozenset(self._graph.frame)
+            zeros = f"torch.zeros_like({self.like})" if same else self._zeros(result)
+            return f"{zeros} + {text}" if text != "0" else zeros
         if kind == "row" and self._lacks_last(result):
             return f"{inside}.squeeze(-1)"
         if result.value in {t.value for t in self._tensors.values()}:
@@ -109,13 +121,14 @@ class BackwardReference:
             return f"{inside}.reshape({', '.join('1' for _ in result.dims)})"
         return text
 
+    def _zeros(self, result: Output) -> str:
+        name = result.name.removeprefix("grad_")
+        if name in self._tensors:
+            return f"torch.zeros_like({name})"
+        raise Unmapped(f"the gradient of {name}, which is the same number everywhere")
+
 
 OVER_ROWS = '''def over_rows(x: Tensor) -> Tensor:
     """The sum over all dims but the last."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1]).sum(0)
 '''
-
-
-def used_values(graph: Graph, leaves: Mapping[Value, str]) -> list[Value]:
-    """All values that the gradients are made of."""
-    return cone([g.value for g in graph.gradients], leaves)
