@@ -16,7 +16,9 @@ def adam_step(
     return p2, m2, v2
 
 
-def momentum_step(p: Tensor, g: Tensor, m: Tensor, lr: float, momentum: float = 0.9) -> tuple[Tensor, Tensor]:
+def momentum_step(
+    p: Tensor, g: Tensor, m: Tensor, lr: float, momentum: float = 0.9
+) -> tuple[Tensor, Tensor]:
     m2 = momentum * m + g
     return p - lr * m2, m2
 

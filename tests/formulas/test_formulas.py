@@ -50,8 +50,11 @@ def _compare(op: Any, backward: Any, case: tuple[Any, ...]) -> None:
     values = dict(zip([a.name for a in op.forward.args], case, strict=True))
     values |= {r.name: o.detach() for r, o in zip(op.forward.returns, outputs, strict=True)}
     values |= {f"grad_{r.name}": g for r, g in zip(op.forward.returns, incoming, strict=True)}
-    values |= {f"{a.name}_shape": list(v.shape) for a, v in zip(op.forward.args, case, strict=True)
-               if isinstance(v, torch.Tensor)}
+    values |= {
+        f"{a.name}_shape": list(v.shape)
+        for a, v in zip(op.forward.args, case, strict=True)
+        if isinstance(v, torch.Tensor)
+    }
     given = {n: values[n] for n in inspect.signature(backward).parameters}
     for wanted, got in zip(expected, as_tuple(backward(**given)), strict=True):
         assert got.shape == wanted.shape

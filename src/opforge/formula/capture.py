@@ -95,9 +95,8 @@ class _Tracer:
         self._why_no_gradient = ""
 
     def run(self) -> Trace:
-        source = self._source
+        self._make_arguments()
         with self._fakes:
-            self._make_arguments()
             fakes = [v for v in self._values.values() if isinstance(v, torch.Tensor)]
             before = [(f, f._version) for f in fakes]
             outputs = self._check_outputs(self._call(self._values), before)
@@ -129,9 +128,8 @@ class _Tracer:
         )
 
     def _hints(self) -> Iterator[tuple[str, int]]:
-        for symbol, value in self._env.var_to_val.items() if hasattr(
-            self._env, "var_to_val"
-        ) else self._env.backed_var_to_val.items():
+        values = getattr(self._env, "backed_var_to_val", None) or self._env.var_to_val
+        for symbol, value in values.items():
             with contextlib.suppress(TypeError, ValueError):
                 yield str(symbol), int(value)
 
@@ -145,7 +143,9 @@ class _Tracer:
                 if self._more and set(self._example.frame) <= set(dims):
                     dims = (*self._more, *dims)
                 shape = [1 if d is None else self._sizes[d] for d in dims]
-                made = self._fakes.from_tensor(torch.empty(shape, device="meta"), static_shapes=False)
+                made = self._fakes.from_tensor(
+                    torch.empty(shape, device="meta"), static_shapes=False
+                )
                 self._values[name] = made.requires_grad_()
             elif name in self._example.numbers:
                 place = len(self._float_symbols) + 10 * self._turn
@@ -153,8 +153,8 @@ class _Tracer:
                 origin = ConstantSource(name)
                 symbol = self._env.create_unspecified_symbol(value, source=origin)
                 self._float_symbols[name] = symbol
-                made = self._env.create_symfloatnode(symbol, hint=value, source=origin)
-                self._values[name] = made
+                number = self._env.create_symfloatnode(symbol, hint=value, source=origin)
+                self._values[name] = number
 
     def _call(self, values: dict[str, Any]) -> Any:
         source = self._source
@@ -200,9 +200,7 @@ class _Tracer:
                     returned,
                 )
             for name, value in self._values.items():
-                if isinstance(value, torch.Tensor) and (
-                    output is value or output._base is value
-                ):
+                if isinstance(value, torch.Tensor) and (output is value or output._base is value):
                     raise source.error(
                         f"{source.name} returns its argument {name}, or a view of it; an op makes "
                         "new tensors: leave it out",
@@ -244,6 +242,14 @@ class _Tracer:
 
     def _refuse_guards(self, symbols: dict[str, str]) -> None:
         """A choice that depends on a size holds for the example alone."""
+        for symbol, range in self._env.var_to_range.items():
+            axis = symbols.get(str(symbol), "=")
+            if not axis.startswith("=") and (range.lower > 2 or range.upper < max(_SIZES)):
+                raise self._source.error(
+                    f"{self._source.name} depends on the size of a dim, which is taken to be from "
+                    f"{range.lower} to {range.upper}; kernels are written for any sizes: leave the "
+                    "condition out"
+                )
         for guard in self._env.guards:
             free = [str(s) for s in guard.expr.free_symbols]
             axes = [symbols[s] for s in free if s in symbols and not symbols[s].startswith("=")]
@@ -267,6 +273,12 @@ def _explained(source: Source, error: Exception) -> Exception:
     line = line_of(error, source)
     kind = type(error).__name__
     text = _first_line(error)
+    if "in-place" in text:
+        return source.error(
+            f"{source.name} changes an argument in place; an op leaves them as they are: make a "
+            "new tensor, as in x = x + 1 for x += 1",
+            line,
+        )
     if "data-dependent" in str(error).lower() or kind in (
         "DataDependentOutputException",
         "GuardOnDataDependentSymNode",

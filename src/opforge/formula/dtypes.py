@@ -18,7 +18,9 @@ class _Narrows(TorchDispatchMode):
 
     found = False
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         for value in as_tuple(result):
             if isinstance(value, torch.Tensor) and value.dtype in FLOATS[:3]:

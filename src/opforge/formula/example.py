@@ -43,10 +43,14 @@ def resolve(source: Source, text: str | None) -> Example:
     shapes: dict[str, tuple[int, ...]] = {}
     for parameter in source.parameters:
         name, value = parameter.name, given.get(parameter.name)
-        kind = parameter.kind or ("Tensor" if value is None or isinstance(value, tuple) else "float")
+        kind = parameter.kind or (
+            "Tensor" if value is None or isinstance(value, tuple) else "float"
+        )
         if kind == "Tensor":
             if value is not None and not isinstance(value, tuple):
-                raise NewError(f"--example: {name} is a Tensor; give its sizes, as in {name}: 4096x1024")
+                raise NewError(
+                    f"--example: {name} is a Tensor; give its sizes, as in {name}: 4096x1024"
+                )
             shapes[name] = value if value is not None else _guess(name, example)
         elif kind == "float":
             example.numbers[name] = _number(parameter, value)

@@ -59,7 +59,7 @@ class Fused:
         place = cache.inline_root() / f"{name}-{digest}"
         files = dict(written.files)
         files["op.py"] = files["op.py"].replace(
-            "\nop = Op(\n", f"\nop = Op(\n    namespace=\"opforge_fused_{digest[:8]}\",\n", 1
+            "\nop = Op(\n", f'\nop = Op(\n    namespace="opforge_fused_{digest[:8]}",\n', 1
         )
         if not (place / "op.py").is_file():
             write_files(place, files, force=True)
@@ -73,4 +73,3 @@ def fuse(function: Callable[..., Any]) -> Fused:
     ``softcap = opforge.fuse(lambda x, cap: cap * torch.tanh(x / cap))``, or as a decorator.
     """
     return Fused(function)
-

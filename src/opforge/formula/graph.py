@@ -9,7 +9,7 @@ there are no such nodes. Equal values are one object.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 COLUMNS = "c"  # the axis along the last dim; the others are the rows
@@ -18,10 +18,35 @@ COMPARISONS = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "
 LOGIC = {"and": "&", "or": "|"}
 ARITHMETIC = {"add": "+", "sub": "-", "mul": "*", "div": "/"}
 # Functions of one number that C++ has under the same name.
-FUNCTIONS = (
-    "abs exp exp2 expm1 log log1p log2 log10 sqrt rsqrt tanh sigmoid erf erfc sin cos tan asin acos "
-    "atan sinh cosh floor ceil trunc round sign"
-).split()
+FUNCTIONS = [
+    "abs",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log1p",
+    "log2",
+    "log10",
+    "sqrt",
+    "rsqrt",
+    "tanh",
+    "sigmoid",
+    "erf",
+    "erfc",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "sinh",
+    "cosh",
+    "floor",
+    "ceil",
+    "trunc",
+    "round",
+    "sign",
+]
 
 
 class Unmapped(Exception):
@@ -189,7 +214,7 @@ class Maker:
         return None
 
 
-_FOLDED = {
+_FOLDED: dict[str, Callable[..., float]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,

@@ -119,8 +119,9 @@ class Grouping:
         others = [r for r in others if r not in constant]
         for result in constant:
             self.kernels.append(Kernel("fill", [Result(result.value, result.name)]))
-        adds_rows = self._adds_rows([*(r.value for r in wholes), *(r.value for r in others),
-                                     *(s.args[0] for s in sums)])
+        adds_rows = self._adds_rows(
+            [*(r.value for r in wholes), *(r.value for r in others), *(s.args[0] for s in sums)]
+        )
         made = [Result(r.value, r.name) for r in wholes]
         if adds_rows:
             per_row = [r for r in others if self.kind(r.value) == "row"]
@@ -129,9 +130,9 @@ class Grouping:
             between = self._row_values([s.args[0] for s in sums])
             of_row += [self._leave(v) for v in between if v not in {r.value for r in of_row}]
             self._add(Kernel("rows", made, of_row))
-            for result in of_row:
-                if result.is_between:
-                    self._known[result.value] = result.tensor
+            for left in of_row:
+                if left.is_between:
+                    self._known[left.value] = left.tensor
             made = []
         elif any(leaf in self._between for leaf in cone([r.value for r in made], self._known)):
             self._add(Kernel("rows", made))  # which reads the wider numbers of kernels before it
@@ -139,8 +140,8 @@ class Grouping:
         for total in sums:
             whole = self.kind(total.args[0]) == "whole"
             name = self._direct.get(total)
-            result = Result(total, name) if name else self._leave(total)
-            self._add(Kernel("columns", made if whole else [], total=result))
+            to = Result(total, name) if name else self._leave(total)
+            self._add(Kernel("columns", made if whole else [], total=to))
             made = [] if whole else made
         for total in sums:
             if total in self._direct:
@@ -196,6 +197,8 @@ class Grouping:
             if value in self._known:
                 kind = self.kind(value)
                 if kind == "part" and kernel.kind in ("rows", "columns"):
-                    raise Unmapped(f"{value.name} has some of the leading dims, not all", value.line)
+                    raise Unmapped(
+                        f"{value.name} has some of the leading dims, not all", value.line
+                    )
                 kernel.given.setdefault(kind, {})[value] = self._known[value]
         self.kernels.append(kernel)

@@ -48,5 +48,7 @@ def _table(choices: list[Choice], chosen: Choice) -> list[str]:
         mark = "taken" if choice is chosen else f"--save {','.join(choice.kept)}"
         rows.append((kept, str(choice.bytes_read), str(choice.operations), mark))
     widths = [max(len(r[i]) for r in rows) for i in range(3)]
-    return ["  ".join([*(c.ljust(w) for c, w in zip(r, widths, strict=False)), r[3]]).rstrip()
-            for r in rows]
+    return [
+        "  ".join([*(c.ljust(w) for c, w in zip(r, widths, strict=False)), r[3]]).rstrip()
+        for r in rows
+    ]

@@ -77,12 +77,12 @@ def refuse_state(source: Source) -> None:
     """Raise FormulaError for a function that prints, or uses tensors or modules from outside."""
     above = source.first - 1
     for node in ast.walk(source.tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            if node.func.id in ("print", "input", "open"):
-                raise source.error(
-                    f"{source.name} calls {node.func.id}(), which a kernel cannot; leave it out",
-                    above + node.lineno,
-                )
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Name) and called.id in ("print", "input", "open"):
+            raise source.error(
+                f"{source.name} calls {called.id}(), which a kernel cannot; leave it out",
+                above + called.lineno,
+            )
         if isinstance(node, (ast.Global, ast.Nonlocal)):
             raise source.error(
                 f"{source.name} changes {node.names[0]}, which is not its own; return it instead",

@@ -65,9 +65,11 @@ def given(graph: Graph, kept: tuple[str, ...]) -> dict[Value, str]:
     """Value -> tensor for all that the backward may read."""
     found = {i.value: i.name for i in graph.incoming}
     for tensor in _tensors(graph):
-        if tensor.name in kept or kind_of(tensor.value, graph.frame) not in ("whole", "part"):
-            found.setdefault(tensor.value, tensor.name)
-        elif kind_of(tensor.value, graph.frame) == "part" and isinstance(tensor, Input):
+        if (
+            tensor.name in kept
+            or kind_of(tensor.value, graph.frame) not in ("whole", "part")
+            or (kind_of(tensor.value, graph.frame) == "part" and isinstance(tensor, Input))
+        ):
             found.setdefault(tensor.value, tensor.name)
     return found
 

@@ -134,7 +134,9 @@ def locate(where: str) -> Source:
         sys.path.pop(0)
     functions = [n for n, v in vars(module).items() if inspect.isfunction(v)]
     if not inspect.isfunction(getattr(module, name, None)):
-        raise NewError(f"--from {where}: {path} has no function {name}{did_you_mean(name, functions)}")
+        raise NewError(
+            f"--from {where}: {path} has no function {name}{did_you_mean(name, functions)}"
+        )
     return of_function(getattr(module, name))
 
 

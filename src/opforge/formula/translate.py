@@ -10,12 +10,13 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 
+from opforge.errors import RecordError
 from opforge.formula.capture import Trace
 from opforge.formula.example import Example
 from opforge.formula.graph import (
@@ -30,11 +31,32 @@ from opforge.formula.graph import (
     Value,
 )
 from opforge.formula.source import Source
+from opforge.registration.schema import check_name
 
 _SAME = {
-    *"alias detach clone contiguous lift_fresh view_of _to_copy convert_element_type".split(),
-    *"expand expand_copy unsqueeze squeeze permute transpose t view reshape _unsafe_view".split(),
-    *"lift_fresh_copy alias_copy positive broadcast_in_dim".split(),
+    *[
+        "alias",
+        "detach",
+        "clone",
+        "contiguous",
+        "lift_fresh",
+        "view_of",
+        "_to_copy",
+        "convert_element_type",
+    ],
+    *[
+        "expand",
+        "expand_copy",
+        "unsqueeze",
+        "squeeze",
+        "permute",
+        "transpose",
+        "t",
+        "view",
+        "reshape",
+        "_unsafe_view",
+    ],
+    *["lift_fresh_copy", "alias_copy", "positive", "broadcast_in_dim"],
 }
 _RENAMED = {
     "maximum": "maximum",
@@ -113,7 +135,11 @@ class _Translator:
         graph = Graph([], [], [], [])
         placeholders = [n for n in trace.graph.nodes if n.op == "placeholder"]
         for name, node in zip(trace.arguments, placeholders, strict=True):
-            made = self._argument(name, node)
+            try:
+                made = self._argument(name, node)
+            except Unmapped as reason:  # the gradient of a result of sizes that no argument has
+                self._failed[node] = reason
+                made = Input(name, Value("input", name=name))
             (graph.incoming if name.startswith("grad_") else graph.inputs).append(made)
         for node in trace.graph.nodes:
             if node.op == "call_function":
@@ -182,7 +208,7 @@ class _Translator:
                 last[statement.name] = (statement.first, value)
         taken = {i.name for i in (*graph.inputs, *graph.incoming)}
         for name, (_, value) in last.items():
-            if name not in taken and name == name.lower() and not value.on_host:
+            if name not in taken and not value.on_host and _is_identifier(name):
                 value.name = name
         for output in graph.outputs:
             if not output.value.name:
@@ -239,6 +265,12 @@ class _Translator:
 
     def _call(self, node: torch.fx.Node) -> None:
         self._maker.line = _line(node)
+        if "_local_scalar_dense" in str(node.target):
+            raise self._source.error(
+                "the formula reads the value of a tensor (.item()); kernels compute all elements "
+                "alike: keep it a tensor",
+                _line(node),
+            )
         try:
             self._values[node] = self._made(node)
         except Unmapped as reason:
@@ -252,10 +284,10 @@ class _Translator:
         if isinstance(value, (torch.SymInt, torch.SymFloat)):
             return self._symbol(value.node.expr)
         if node.target is operator.getitem:
-            source = node.args[0]
+            source: Any = node.args[0]
             if source in self._failed:
                 raise self._failed[source]
-            return self._values[source][node.args[1]]
+            return self._values[source][node.args[1]]  # type: ignore[index]
         name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
         name = name.rstrip("_") if not name.startswith("_") else name
         if isinstance(value, torch.Tensor) and value.dtype not in (torch.float32, torch.bool):
@@ -268,8 +300,11 @@ class _Translator:
         if isinstance(expr, sympy.Symbol):
             meaning = self._trace.symbols.get(str(expr), "")
             if meaning.startswith("="):
-                return next(v for v in self._values.values()
-                            if isinstance(v, Value) and v.op == "number" and v.name == meaning[1:])
+                return next(
+                    v
+                    for v in self._values.values()
+                    if isinstance(v, Value) and v.op == "number" and v.name == meaning[1:]
+                )
             if not meaning:
                 raise Unmapped(f"an unknown size {expr}")
             return maker.size([meaning])
@@ -279,8 +314,15 @@ class _Translator:
         axes = [self._trace.symbols.get(n, "=") for n in names]
         if expr.is_Mul and not any(a.startswith("=") for a in axes):
             return maker.size(axes)
-        folded = {"Add": "add", "Mul": "mul", "FloatTrueDiv": "div", "IntTrueDiv": "div",
-                  "Pow": "pow", "FloatPow": "pow", "PowByNatural": "pow"}
+        folded = {
+            "Add": "add",
+            "Mul": "mul",
+            "FloatTrueDiv": "div",
+            "IntTrueDiv": "div",
+            "Pow": "pow",
+            "FloatPow": "pow",
+            "PowByNatural": "pow",
+        }
         kind = folded.get(type(expr).__name__)
         if kind is None and "sqrt" in type(expr).__name__.lower():
             return maker.apply("sqrt", self._symbol(expr.args[0]))
@@ -297,20 +339,28 @@ class _Translator:
         if (size := self._of_size(number)) is not None:
             return size
         for name, value in self._trace.numbers.items():
-            argument = next((v for v in self._values.values()
-                             if isinstance(v, Value) and v.op == "number" and v.name == name), None)
+            argument = next(
+                (
+                    v
+                    for v in self._values.values()
+                    if isinstance(v, Value) and v.op == "number" and v.name == name
+                ),
+                None,
+            )
             if argument is None:
                 continue
-            forms: tuple[tuple[float, Callable[[], Value]], ...] = (
-                (value, lambda: argument),
-                (-value, lambda: self._maker.apply("neg", argument)),
-                (value - 1, lambda: self._maker.apply("sub", argument, self._maker.constant(1))),
-                (1 - value, lambda: self._maker.apply("sub", self._maker.constant(1), argument)),
-                (1 / value, lambda: self._maker.apply("div", self._maker.constant(1), argument)),
+            one = self._maker.constant(1)
+            forms: tuple[tuple[float, str, tuple[Value, ...]], ...] = (
+                (-value, "neg", (argument,)),
+                (value - 1, "sub", (argument, one)),
+                (1 - value, "sub", (one, argument)),
+                (1 / value, "div", (one, argument)),
             )
-            for form, make in forms:
+            if math.isclose(number, value, rel_tol=1e-13):
+                return argument
+            for form, op, operands in forms:
                 if math.isclose(number, form, rel_tol=1e-13):
-                    return make()
+                    return self._maker.apply(op, *operands)
         return self._maker.constant(number)
 
     def _of_size(self, number: float) -> Value | None:
@@ -338,7 +388,7 @@ class _Translator:
 
     def _operation(self, name: str, node: torch.fx.Node) -> Any:
         args = list(node.args)
-        if name in _SAME:
+        if name in _SAME or (name == "slice" and self._keeps_all(node)):
             return self._same(name, node)
         if name in ("amin", *REDUCTIONS):
             return self._reduction(name, node)
@@ -369,7 +419,9 @@ class _Translator:
             return apply("mul", self._operand(args[0]), self._operand(args[0]))
         if name == "relu":
             x = self._operand(args[0])
-            return apply("where", apply("lt", x, self._maker.constant(0)), self._maker.constant(0), x)
+            return apply(
+                "where", apply("lt", x, self._maker.constant(0)), self._maker.constant(0), x
+            )
         if name == "clamp":
             x = self._operand(args[0])
             low = args[1] if len(args) > 1 else node.kwargs.get("min")
@@ -406,6 +458,12 @@ class _Translator:
                 if math.prod(size for size, _ in some) == number:
                     return [axis for _, axis in some]
         return []
+
+    def _keeps_all(self, node: torch.fx.Node) -> bool:
+        """Whether a slice is of a whole dim, as in x[:, None]."""
+        source: Any = node.args[0]
+        step = node.args[4] if len(node.args) > 4 else 1
+        return step == 1 and node.meta["val"].shape == source.meta["val"].shape
 
     def _same(self, name: str, node: torch.fx.Node) -> Value:
         """Another view of a value, or a conversion, which the compute type makes void."""
@@ -452,6 +510,14 @@ class _Translator:
             count = maker.apply("sub", count, self._operand(float(correction)))  # type: ignore[arg-type]
         variance = maker.apply("div", squares, count)
         return variance if name == "var" else (variance, mean)
+
+
+def _is_identifier(name: str) -> bool:
+    try:
+        check_name(name)
+    except RecordError:
+        return False
+    return True
 
 
 def _line(node: torch.fx.Node) -> int | None:

@@ -123,7 +123,9 @@ def function_digest(file: Path, name: str) -> str:
     text = file.read_text(encoding="utf-8")
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            return hashlib.sha256((ast.get_source_segment(text, node) or "").encode()).hexdigest()[:12]
+            return hashlib.sha256((ast.get_source_segment(text, node) or "").encode()).hexdigest()[
+                :12
+            ]
     raise LookupError(name)
 
 

@@ -18,7 +18,7 @@ _STRENGTH |= {"and": 1, "or": 1}
 _WEAK, _UNARY, _CALL = 0, 5, 6
 # What a value without a name of the user's is called.
 _NOUNS = {
-    "add": "sum", "sub": "difference", "mul": "product", "div": "ratio", "exp": "power",
+    "add": "total", "sub": "difference", "mul": "product", "div": "ratio", "exp": "power",
     "tanh": "t", "sigmoid": "gate", "sqrt": "root", "rsqrt": "scale", "where": "chosen",
     "neg": "negative", "abs": "size", "log": "logarithm", "maximum": "above", "minimum": "below",
     "amax": "largest", "erf": "e", "not": "other",

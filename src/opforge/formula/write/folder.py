@@ -14,10 +14,10 @@ from opforge.formula import read, save
 from opforge.formula.dtypes import supported
 from opforge.formula.example import Example
 from opforge.formula.graph import Graph, Input, Output, Unmapped, Value, cone
-from opforge.formula.group import Grouping
+from opforge.formula.group import Grouping, Kernel
 from opforge.formula.source import Source
 from opforge.formula.write.host import Function, check_members, host_function
-from opforge.formula.write.kernel import Struct, struct
+from opforge.formula.write.kernel import struct
 from opforge.formula.write.record import Record
 from opforge.new.steps import function_digest
 from opforge.new.wrap import wrapped
@@ -30,7 +30,7 @@ _STYLE = "{BasedOnStyle: Google, ColumnLimit: 100}"
 
 @dataclass
 class Written:
-    """What was made: the texts of the files, what was chosen, and what no kernel was written for."""
+    """What was made: texts of files, what was chosen, and what no kernel was written for."""
 
     files: dict[str, str]
     graph: Graph | None = None
@@ -47,8 +47,17 @@ def write(
     graph = read.read(source, example)
     made = Written({}, graph)
     forward, backward = _functions(name, source, graph, made, wanted)
-    record = Record(name, source, example, graph, forward, backward, supported(source, example),
-                    origin(source, into / name), _operations(forward) if forward else 0)
+    record = Record(
+        name,
+        source,
+        example,
+        graph,
+        forward,
+        backward,
+        supported(source, example),
+        origin(source, into / name),
+        _operations(forward) if forward else 0,
+    )
     made.files = {"op.py": record.text()}
     functions = [f for f in (forward, backward) if f]
     if functions:
@@ -115,7 +124,8 @@ def _function(
     values = cone([r.value for r in results], leaves)
     used = {leaves[v] for v in values if v in leaves}
     tensors: dict[str, Input | Output] = {}
-    for tensor in (*graph.incoming, *graph.outputs, *graph.tensors):
+    everything: list[Input | Output] = [*graph.incoming, *graph.outputs, *graph.tensors]
+    for tensor in everything:
         is_forward = not suffix
         if tensor.name in used or (is_forward and tensor in graph.tensors):
             tensors[tensor.name] = tensor
@@ -150,10 +160,7 @@ def _function(
     return function
 
 
-def _role(kernel: object) -> str:
-    from opforge.formula.group import Kernel
-
-    assert isinstance(kernel, Kernel)
+def _role(kernel: Kernel) -> str:
     if kernel.kind == "rows":
         return "Rows"
     if kernel.total is not None:
@@ -175,8 +182,11 @@ def _kernels(functions: list[Function], graph: Graph) -> str:
     for word, function in zip(("Forward", "Backward"), functions, strict=False):
         reads = [n for n, t in function.tensors.items() if read.is_whole(graph, t.value)]
         axes = frozenset(graph.frame)
-        writes = [r.name for r in function.results
-                  if frozenset(d for d in r.dims if d is not None) == axes]
+        writes = [
+            r.name
+            for r in function.results
+            if frozenset(d for d in r.dims if d is not None) == axes
+        ]
         times = sum(len(k.given.get("whole", {})) for k in function.grouping.kernels)
         made = f"writes {_and(writes)}" if writes else "writes what is small"
         again = f", {times - len(reads)} of them again" if times > len(reads) else ""
@@ -185,8 +195,15 @@ def _kernels(functions: list[Function], graph: Graph) -> str:
             f"{(times + len(writes)) * 2} bytes and {_operations(function)} operations for each "
             "element of 16 bits."
         )
-    text = [_SPDX + "\n".join(f"// {line}" for line in heading), "#pragma once", "",
-            "#include <opforge/families/formula/values.h>", "", "namespace opforge {", ""]
+    text = [
+        _SPDX + "\n".join(f"// {line}" for line in heading),
+        "#pragma once",
+        "",
+        "#include <opforge/families/formula/values.h>",
+        "",
+        "namespace opforge {",
+        "",
+    ]
     text += [s.text for f in functions for s in f.structs if s]
     return "\n".join([*text, "}  // namespace opforge", ""])
 
@@ -196,15 +213,28 @@ def _and(names: list[str]) -> str:
 
 
 def _host(name: str, functions: list[Function], graph: Graph) -> str:
-    text = [_SPDX + "// Check, allocate, launch: the same for the GPU and the CPU.", "#pragma once",
-            "", '#include "kernel.cuh"', "", "namespace opforge {", ""]
+    text = [
+        _SPDX + "// Check, allocate, launch: the same for the GPU and the CPU.",
+        "#pragma once",
+        "",
+        '#include "kernel.cuh"',
+        "",
+        "namespace opforge {",
+        "",
+    ]
     text += [host_function(f, graph, name) for f in functions]
     return "\n".join([*text, "}  // namespace opforge", ""])
 
 
 def _binding(name: str, functions: list[Function], device: str) -> str:
-    lines = [_SPDX + f"#include <opforge/families/formula/{device}_host.h>", "",
-             '#include "host.h"', "", "namespace opforge {", ""]
+    lines = [
+        _SPDX + f"#include <opforge/families/formula/{device}_host.h>",
+        "",
+        '#include "host.h"',
+        "",
+        "namespace opforge {",
+        "",
+    ]
     lines += [f"OPFORGE_IMPL({f.name}, {f.name})" for f in functions]
     return "\n".join([*lines, "", "}  // namespace opforge", ""])
 
@@ -220,19 +250,43 @@ def _test(name: str) -> str:
 def _readme(name: str, source: Source, made: Written, record: Record) -> str:
     schema = record.schema
     statements = "\n".join(s.text for s in source.statements)
-    lines = [f"# {name}", "", f"`{schema}`", "",
-             f"Written by `opforge new {name} --from {Path(source.file).name}:{source.name}`; the "
-             "files are yours to edit.", "", "```python", statements, "```", "",
-             "| kernels | |", "|---|---|"]
-    lines += ["| " + " | ".join(f"`{p.strip()}`" if i == 0 else p.strip()
-                                 for i, p in enumerate(k.split(":"))) + " |" for k in made.kernels]
+    lines = [
+        f"# {name}",
+        "",
+        f"`{schema}`",
+        "",
+        f"Written by `opforge new {name} --from {Path(source.file).name}:{source.name}`; the "
+        "files are yours to edit.",
+        "",
+        "```python",
+        statements,
+        "```",
+        "",
+        "| kernels | |",
+        "|---|---|",
+    ]
+    lines += [
+        "| "
+        + " | ".join(f"`{p.strip()}`" if i == 0 else p.strip() for i, p in enumerate(k.split(":")))
+        + " |"
+        for k in made.kernels
+    ]
     for what, reason in made.unmapped:
         where = f" (line {reason.line})" if reason.line else ""
         how = "is derived from" if what == "the gradient" else "runs as"
-        lines += ["", f"There is no kernel for {what}{where}: {reason.reason}. It {how} the "
-                  "reference."]
-    lines += ["", "```", f"opforge check {name}    # prove it", f"opforge bench {name}    # time it",
-              f"opforge next {name}     # what comes next; whether the formula has changed", "```", ""]
+        lines += [
+            "",
+            f"There is no kernel for {what}{where}: {reason.reason}. It {how} the reference.",
+        ]
+    lines += [
+        "",
+        "```",
+        f"opforge check {name}    # prove it",
+        f"opforge bench {name}    # time it",
+        f"opforge next {name}     # what comes next; whether the formula has changed",
+        "```",
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -241,8 +295,17 @@ def _formatted(file: str, text: str) -> str:
     beside = Path(sys.executable).parent
     if file.endswith(".py"):
         tool = _tool("ruff", beside)
-        fix = ["check", "--fix-only", "--quiet", "--isolated", "--select", "I", "--line-length",
-               "100", "-"]
+        fix = [
+            "check",
+            "--fix-only",
+            "--quiet",
+            "--isolated",
+            "--select",
+            "I",
+            "--line-length",
+            "100",
+            "-",
+        ]
         tidy = ["format", "--quiet", "--isolated", "--line-length", "100", "-"]
         commands = [[tool, *fix], [tool, *tidy]] if tool else []
     else:

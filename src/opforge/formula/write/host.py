@@ -66,16 +66,22 @@ class _HostWriter:
         for result in function.results:
             if result.name == self._made_first:
                 continue
-            lines.append(f"  const Tensor {result.name} = empty({self._shape(result)}, {self._any});")
+            lines.append(
+                f"  const Tensor {result.name} = empty({self._shape(result)}, {self._any});"
+            )
         for kernel, struct in zip(function.grouping.kernels, function.structs, strict=True):
             lines += self._call(kernel, struct)
         names = ", ".join(r.name for r in function.results)
-        lines.append(f"  return {names};" if len(function.results) == 1 else f"  return {{{names}}};")
+        lines.append(
+            f"  return {names};" if len(function.results) == 1 else f"  return {{{names}}};"
+        )
         return "\n".join([*lines, "}", ""])
 
     @property
     def _any(self) -> str:
-        return next(iter(self._function.tensors)) if self._made_first or not self._like else self._like
+        return (
+            next(iter(self._function.tensors)) if self._made_first or not self._like else self._like
+        )
 
     def _checks(self) -> list[str]:
         lines = []
@@ -85,17 +91,26 @@ class _HostWriter:
             first, *others = self._function.tensors
             return lines + [f'  check_alike("{self._op}", {first}, {o});' for o in others]
         if self._needs_rows:
-            lines.append(f'  OPFORGE_CHECK({self._like}.dim() >= 1, "{self._op}: {self._like} must '
-                         'have at least one dim");')
+            lines.append(
+                f'  OPFORGE_CHECK({self._like}.dim() >= 1, "{self._op}: {self._like} must '
+                'have at least one dim");'
+            )
         if not self._graph.any_rank:
             rank = self._graph.rank
-            lines.append(f'  OPFORGE_CHECK({self._like}.dim() == {rank}, "{self._op}: {self._like} '
-                         f'must have {rank} dims");')
+            lines.append(
+                f'  OPFORGE_CHECK({self._like}.dim() == {rank}, "{self._op}: {self._like} '
+                f'must have {rank} dims");'
+            )
         for name, tensor in self._function.tensors.items():
             if name == self._like:
                 continue
-            kind = {"whole": "whole", "column": "per_column", "row": "per_row", "one": "number",
-                    "part": "alike"}[self._kind(tensor.value)]
+            kind = {
+                "whole": "whole",
+                "column": "per_column",
+                "row": "per_row",
+                "one": "number",
+                "part": "alike",
+            }[self._kind(tensor.value)]
             lines.append(f'  check_{kind}("{self._op}", {self._like}, {name});')
         return lines
 
@@ -133,14 +148,20 @@ class _HostWriter:
         raise Unmapped("a result with some of the dims, not all")
 
     def _between(self, result: Result) -> str:
-        shapes = {"column": f"{{sizes({self._like}).back()}}", "row": f"rows_of({self._like})",
-                  "one": "{}"}
+        shapes = {
+            "column": f"{{sizes({self._like}).back()}}",
+            "row": f"rows_of({self._like})",
+            "one": "{}",
+        }
         shape = shapes[self._kind(result.value)]
         return f"  const Tensor {result.tensor} = between({shape}, {self._any});"
 
     def _call(self, kernel: Kernel, struct: Struct | None) -> list[str]:
-        lines = [self._between(r) for r in (*kernel.of_row, *([kernel.total] if kernel.total else []))
-                 if r.is_between]
+        lines = [
+            self._between(r)
+            for r in (*kernel.of_row, *([kernel.total] if kernel.total else []))
+            if r.is_between
+        ]
         if kernel.kind == "fill":
             if kernel.results[0].value.number != 0:
                 raise Unmapped("a result that is the same number everywhere")
@@ -155,6 +176,8 @@ class _HostWriter:
 
         if kernel.kind in ("elements", "values"):
             inputs = given("whole", "column", "row", "one", "part") or self._any
+            if kernel.kind == "elements":
+                inputs = ", ".join(map(self._beside_columns, inputs.split(", ")))
             to = f"whole({outs})" if kernel.kind == "elements" else outs
             function = "each_element" if kernel.kind == "elements" else "each_value"
             return [*lines, f"  {function}({to}, {formula}, {inputs});"]
@@ -164,19 +187,33 @@ class _HostWriter:
             kernel.kind == "rows" or self._kind(kernel.targets()[-1]) == "whole"
         ):
             raise Unmapped("sums of values that no argument has one of for each element")
-        operands = (f"whole({given('whole')}), per_column({given('column')}), "
-                    f"per_row({given('row', 'one')}), whole({outs})")
+        operands = (
+            f"whole({given('whole')}), per_column({given('column')}), "
+            f"per_row({given('row', 'one')}), whole({outs})"
+        )
         if kernel.kind == "rows":
             rows = ", ".join(r.tensor for r in kernel.of_row)
             return [*lines, f"  each_row({self._like}, {formula}, {operands}, per_row({rows}));"]
         assert kernel.total is not None
-        return [*lines,
-                f"  sum_each_column({self._like}, {formula}, {operands}, {kernel.total.tensor});"]
+        return [
+            *lines,
+            f"  sum_each_column({self._like}, {formula}, {operands}, {kernel.total.tensor});",
+        ]
+
+    def _beside_columns(self, name: str) -> str:
+        """A tensor with a value per row, as it is broadcast to the rows."""
+        tensor = self._function.tensors.get(name)
+        if tensor is None or self._kind(tensor.value) != "row" or self._graph.rank < 2:
+            return name
+        return name if tensor.dims[-1] is None else f"beside_columns({name})"
 
     def _member(self, member: str) -> str:
         x = self._like or self._any
-        sizes = {"cols": f"double(sizes({x}).back())", "rows": f"double(count_rows({x}))",
-                 "count": f"double({x}.numel())"}
+        sizes = {
+            "cols": f"double(sizes({x}).back())",
+            "rows": f"double(count_rows({x}))",
+            "count": f"double({x}.numel())",
+        }
         return sizes.get(member, member)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from opforge.formula.graph import COLUMNS, REDUCTIONS, Value, cone
 from opforge.formula.group import Kernel, kind_of
 from opforge.formula.source import Source
+from opforge.formula.words import RESERVED
 from opforge.formula.write.expressions import Language, Writer, quoted
 
 _FUNCTIONS = {
@@ -56,9 +57,7 @@ def struct(kernel: Kernel, name: str, source: Source, frame: tuple[str, ...]) ->
 
 
 class _StructWriter:
-    def __init__(
-        self, kernel: Kernel, name: str, source: Source, frame: tuple[str, ...]
-    ) -> None:
+    def __init__(self, kernel: Kernel, name: str, source: Source, frame: tuple[str, ...]) -> None:
         self._kernel, self._name, self._source, self._frame = kernel, name, source, frame
         self._leaves = kernel.leaves()
         self._values = cone(kernel.targets(), self._leaves)
@@ -79,10 +78,16 @@ class _StructWriter:
 
     def _heading(self) -> list[str]:
         lines = quoted(self._source, self._values)
-        gradients = [r.tensor for r in (*self._kernel.results, *self._kernel.of_row,
-                                        *([self._kernel.total] if self._kernel.total else []))]
+        gradients = [
+            r.tensor
+            for r in (
+                *self._kernel.results,
+                *self._kernel.of_row,
+                *([self._kernel.total] if self._kernel.total else []),
+            )
+        ]
         if any(t.startswith("grad_") for t in gradients):
-            what = " and ".join([", ".join(gradients[:-1]), gradients[-1]][len(gradients) < 2:])
+            what = " and ".join([", ".join(gradients[:-1]), gradients[-1]][len(gradients) < 2 :])
             lines = [f"{what}{', through' if lines else ''}", *(f"  {x}" for x in lines)]
         return [f"// {line}" for line in lines]
 
@@ -111,7 +116,7 @@ class _StructWriter:
         self, head: str, targets: Iterable[Value], names: Mapping[Value, str], form: str, tail: str
     ) -> list[str]:
         """A function that returns some values. ``form`` has {} for them."""
-        writer = Writer(CPP, names, {*self._parameters(), *self._members(), "row"})
+        writer = Writer(CPP, names, {*self._parameters(), *self._members(), *RESERVED})
         made = writer.write(targets)
         taken = self._used(head, writer.lines + made)
         return [
@@ -161,8 +166,13 @@ class _StructWriter:
             lines += [""] if self._kernel.results else []
             values = [r.value for r in self._kernel.of_row]
             names = self._elementwise_names()
-            lines += self._function(f"Values<V, {len(values)}> of_row(const Row<V>& row)", values,
-                                    names, "return {{{}}};", " const")
+            lines += self._function(
+                f"Values<V, {len(values)}> of_row(const Row<V>& row)",
+                values,
+                names,
+                "return {{{}}};",
+                " const",
+            )
         while lines and not lines[-1]:
             lines.pop()
         return lines
@@ -197,8 +207,11 @@ class _StructWriter:
     def _find_kept(self) -> list[Value]:
         """Numbers per row that elements, later steps or results read."""
         per_row = {
-            v for v in self._values
-            if v not in self._leaves and not v.on_host and self._step_of[v] >= 0
+            v
+            for v in self._values
+            if v not in self._leaves
+            and not v.on_host
+            and self._step_of[v] >= 0
             and kind_of(v, self._frame) in ("row", "one")
         }
         kept = {r.value for r in self._kernel.of_row if r.value in per_row}
@@ -231,21 +244,31 @@ class _StructWriter:
         values = cone(operands, self._elementwise_names())
         lines = [f"// {line}" for line in quoted(self._source, [*reductions, *values])]
         head = f"{kind} term(Step<{step}>, const Row<V>& row, ...)"
-        lines += self._function(head, operands, self._elementwise_names(), "return {{{}}};", " const")
+        lines += self._function(
+            head, operands, self._elementwise_names(), "return {{{}}};", " const"
+        )
         found = "largest" if largest else "sum"
         names = self._elementwise_names()
-        names = {v: n for v, n in names.items() if self._step_of.get(v, -1) < step or v in self._leaves}
+        names = {
+            v: n for v, n in names.items() if self._step_of.get(v, -1) < step or v in self._leaves
+        }
         names |= {r: f"{found}[{i}]" for i, r in enumerate(reductions)}
         settled: list[str] = []
         for value in (v for v in self._kept if self._step_of[v] == step):
             known = {v: n for v, n in names.items() if v is not value or v in reductions}
-            writer = Writer(CPP, known, {*self._members(), "row", found})
+            writer = Writer(CPP, known, {*self._members(), *RESERVED})
             text = writer.write([value])[0]
             settled += [*writer.lines, f"{self._of_row[value]} = {text};"]
             names[value] = self._of_row[value]
         head = f"void settle(Step<{step}>, Row<V>& row, const {kind}& {found}) const"
-        return [*lines, "", "template <class V>", f"OPFORGE_FORMULA {head} {{",
-                *(f"  {line}" for line in settled), "}"]
+        return [
+            *lines,
+            "",
+            "template <class V>",
+            f"OPFORGE_FORMULA {head} {{",
+            *(f"  {line}" for line in settled),
+            "}",
+        ]
 
     def _results(self) -> list[str]:
         results = [r.value for r in self._kernel.results]

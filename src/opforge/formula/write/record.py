@@ -56,24 +56,33 @@ class Record:
         doc = (self.source.function.__doc__ or "").strip().split("\n")[0].rstrip(".")
         what = doc or "; ".join(s.text.removeprefix("return ") for s in self.source.statements)
         text = f"{self.name}: {what}."
-        return text if len(text) < 90 else f"{self.name}: {what[:80 - len(self.name)].rstrip()} …"
+        return text if len(text) < 90 else f"{self.name}: {what[: 80 - len(self.name)].rstrip()} …"
 
     def _renamed(self, text: str) -> str:
         """The user's function under the name reference."""
         own = self.source.name
         if text.startswith(f"def {own}("):
             return text.replace(f"def {own}(", "def reference(", 1)
-        return re.sub(rf"^{re.escape('_' + own) if own == '<lambda>' else own}\b", "reference", text)
+        return re.sub(
+            rf"^{re.escape('_' + own) if own == '<lambda>' else own}\b", "reference", text
+        )
 
     def _imports(self, given: list[str], code: str) -> str:
-        standard = {"from __future__ import annotations", "from collections.abc import Iterator",
-                    "from typing import Any"}
+        standard = {
+            "from __future__ import annotations",
+            "from collections.abc import Iterator",
+            "from typing import Any",
+        }
         others = {i for i in given if not i.startswith(("from opforge import", "from __future__"))}
         others -= {"import torch", "from torch import Tensor"}
         if "math." in code:
             standard.add("import math")
-        other_standard = {i for i in others if i.split()[1].split(".")[0] in
-                          ("math", "sys", "collections", "typing", "functools", "operator")}
+        other_standard = {
+            i
+            for i in others
+            if i.split()[1].split(".")[0]
+            in ("math", "sys", "collections", "typing", "functools", "operator")
+        }
         standard |= other_standard
         third = sorted(others - other_standard)
         third += ["import torch"] if re.search(r"\btorch\.", code) else []
@@ -118,31 +127,47 @@ class Record:
         if self.forward is not None and self._has_whole:
             least = self._least_dims()
             if not graph.any_rank:
-                code += self._raise(f"{like.name}.dim() != {graph.rank}", "ValueError",
-                                    f"{like.name} must have {graph.rank} dims, got shape "
-                                    f"{{tuple({like.name}.shape)}}")
+                code += self._raise(
+                    f"{like.name}.dim() != {graph.rank}",
+                    "ValueError",
+                    f"{like.name} must have {graph.rank} dims, got shape "
+                    f"{{tuple({like.name}.shape)}}",
+                )
             elif least:
                 many = "a last dim" if least == 1 else f"at least {least} dims"
-                code += self._raise(f"{like.name}.dim() < {least}", "ValueError",
-                                    f"{like.name} must have {many}, got shape "
-                                    f"{{tuple({like.name}.shape)}}")
+                code += self._raise(
+                    f"{like.name}.dim() < {least}",
+                    "ValueError",
+                    f"{like.name} must have {many}, got shape {{tuple({like.name}.shape)}}",
+                )
             for other in others:
                 shape = self._expected_shape(other)
-                like_shape = "" if shape == f"{like.name}.shape" else (
-                    f", as {like.name} has shape {{tuple({like.name}.shape)}}")
+                like_shape = (
+                    ""
+                    if shape == f"{like.name}.shape"
+                    else (f", as {like.name} has shape {{tuple({like.name}.shape)}}")
+                )
                 of = f" of {like.name}" if not like_shape else ""
-                code += self._raise(f"{other.name}.shape != {shape}", "ValueError",
-                                    f"{other.name} must have the shape{of} {{tuple({shape})}}"
-                                    f"{like_shape}, got {{tuple({other.name}.shape)}}")
+                code += self._raise(
+                    f"{other.name}.shape != {shape}",
+                    "ValueError",
+                    f"{other.name} must have the shape{of} {{tuple({shape})}}"
+                    f"{like_shape}, got {{tuple({other.name}.shape)}}",
+                )
         for other in others:
-            code += self._raise(f"{other.name}.dtype != {like.name}.dtype", "TypeError",
-                                f"{like.name} is {{{like.name}.dtype}} but {other.name} is "
-                                f"{{{other.name}.dtype}}; convert one")
+            code += self._raise(
+                f"{other.name}.dtype != {like.name}.dtype",
+                "TypeError",
+                f"{like.name} is {{{like.name}.dtype}} but {other.name} is "
+                f"{{{other.name}.dtype}}; convert one",
+            )
         if eps:
             code += self._raise("not eps > 0", "ValueError", "eps must be positive, got {eps}")
         if not code:
             return ""
-        params = [f"{t.name}: Tensor" for t in (like, *others)] if others or len(code) > 2 * eps else []
+        params = (
+            [f"{t.name}: Tensor" for t in (like, *others)] if others or len(code) > 2 * eps else []
+        )
         params = params if any(like.name in c for c in code) else []
         params += ["eps: float"] if eps else []
         head = lines.function("validate", params, "None")
@@ -165,7 +190,9 @@ class Record:
         if self.backward is not None:
             kernels = [*kernels, *self.backward.grouping.kernels]
         kinds = {self._kind(t) for t in self.graph.tensors}
-        return int(bool(kinds & {"column", "row"}) or any(k.kind in ("rows", "columns") for k in kernels))
+        return int(
+            bool(kinds & {"column", "row"}) or any(k.kind in ("rows", "columns") for k in kernels)
+        )
 
     def _expected_shape(self, tensor: Input) -> str:
         x, kind = self._like.name, self._kind(tensor)
@@ -206,22 +233,31 @@ class Record:
         any_rank = self.graph.any_rank
         least = self._least_dims() if self.forward is not None else 0
         if any_rank:
-            shapes, strided = _SHAPES, _STRIDED
+            shapes: str = _SHAPES
+            strided: tuple[str, ...] = _STRIDED
             shapes = shapes if least < 2 else shapes.removeprefix("(5,), ")
         else:
             shapes, strided = _OF_RANK.get(self.graph.rank, (self._other_shapes(), ()))
         if self._finds_largest:
-            shapes = ", ".join(s for s in re.findall(r"\([^)]*\)", shapes) if "0)" not in s
-                               or not s.endswith(" 0)"))
+            shapes = ", ".join(
+                s
+                for s in re.findall(r"\([^)]*\)", shapes)
+                if "0)" not in s or not s.endswith(" 0)")
+            )
             shapes = shapes.replace("(0,), ", "")
-        code = ["def cases(make: Make) -> Iterator[tuple[Any, ...]]:",
-                '    """Rows around the vector width, many, empty and strided."""',
-                f"    for shape in [{shapes}]:",
-                f"        yield {self._case('', 0)}"]
+        code = [
+            "def cases(make: Make) -> Iterator[tuple[Any, ...]]:",
+            '    """Rows around the vector width, many, empty and strided."""',
+            f"    for shape in [{shapes}]:",
+            f"        yield {self._case('', 0)}",
+        ]
         for turn, made in enumerate(strided, 1):
             if any(self._kind(t) != "whole" for t in self.graph.tensors):
-                code += [f"    x = {made}", "    shape = x.shape",
-                         f"    yield {self._case('x', turn)}"]
+                code += [
+                    f"    x = {made}",
+                    "    shape = x.shape",
+                    f"    yield {self._case('x', turn)}",
+                ]
             else:
                 code.append(f"    yield {self._case(made, turn).replace('make(*shape)', made)}")
         return "\n".join([*code, ""])
@@ -238,14 +274,23 @@ class Record:
         return any(v.op == "amax" for v in cone([o.value for o in self.graph.outputs]))
 
     def _op(self) -> str:
-        code = ["op = Op(", f"    schema={self._schema_text()},",
-                f"    reference={self._reference()},"]
+        code = [
+            "op = Op(",
+            f"    schema={self._schema_text()},",
+            f"    reference={self._reference()},",
+        ]
         if self.forward is None:
-            code += [f"    composed={self._reference()},",
-                     f"    backward=by_autograd(SCHEMA, {self._reference()}),"]
+            code += [
+                f"    composed={self._reference()},",
+                f"    backward=by_autograd(SCHEMA, {self._reference()}),",
+            ]
         if self.backward is not None:
-            code += ["    backward=Backward(", f"        {lines.string(self.backward.schema, 8)},",
-                     "        backward_reference,", "    ),"]
+            code += [
+                "    backward=Backward(",
+                f"        {lines.string(self.backward.schema, 8)},",
+                "        backward_reference,",
+                "    ),",
+            ]
         if self.dtypes:
             code.append(f"    dtypes=({', '.join(f'torch.{d}' for d in self.dtypes)},),")
         if self._validate():
@@ -258,8 +303,11 @@ class Record:
             same = all(self._kind(t) == "whole" for t in self.graph.tensors)
             if kinds == {"elements"} and same:
                 code.append("    pointwise=True,")
-            elif (kinds | {k.kind for k in self.backward.grouping.kernels} if self.backward
-                  else kinds | {"rows"}) & {"rows", "columns"}:
+            elif (
+                kinds | {k.kind for k in self.backward.grouping.kernels}
+                if self.backward
+                else kinds | {"rows"}
+            ) & {"rows", "columns"}:
                 code.append("    rowwise=True,")
         else:
             code.append("    rowwise=True,")
@@ -279,7 +327,9 @@ class Record:
         return lines.string(self.schema, 4, len("schema=")) if self.forward else "SCHEMA"
 
     def _plain_schema(self) -> str:
-        kinds = ", ".join(f"{'Tensor' if i.is_tensor else 'float'} {i.name}" for i in self.graph.inputs)
+        kinds = ", ".join(
+            f"{'Tensor' if i.is_tensor else 'float'} {i.name}" for i in self.graph.inputs
+        )
         made = ", ".join(f"Tensor {o.name}" for o in self.graph.outputs)
         return f"{self.name}({kinds}) -> {made if len(self.graph.outputs) == 1 else f'({made})'}"
 
@@ -305,5 +355,12 @@ class Record:
         made = outputs[0].name if count == 1 else "results"
         head = lines.function(self.name, params, kind)
         doc = (self.source.function.__doc__ or "").strip().split("\n")[0] or "The formula, fused."
-        return "\n".join([head, f'    """{doc}"""', f"    {made}: {kind} = op({names})",
-                          f"    return {made}", ""])
+        return "\n".join(
+            [
+                head,
+                f'    """{doc}"""',
+                f"    {made}: {kind} = op({names})",
+                f"    return {made}",
+                "",
+            ]
+        )

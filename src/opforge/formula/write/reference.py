@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from opforge.formula.graph import COLUMNS, Graph, Input, Output, Unmapped, Value
 from opforge.formula.group import kind_of
 from opforge.formula.source import Source
+from opforge.formula.words import RESERVED
 from opforge.formula.write.expressions import Language, Writer
 from opforge.new.lines import function
 
@@ -34,7 +35,7 @@ class BackwardReference:
 
     def text(self) -> str:
         """The whole function."""
-        names = {t.value: n for n, t in self._tensors.items()}
+        given = {t.value: n for n, t in self._tensors.items()}
         lines: list[str] = []
         if self._shape:
             lines.append(f"frame = {self._any}.new_zeros({self._shape})")
@@ -43,19 +44,24 @@ class BackwardReference:
             if kind_of(tensor.value, self._graph.frame) == "row" and self._lacks_last(tensor):
                 lines.append(f"{name} = {name}.unsqueeze(-1)")
         results = self._graph.gradients
-        writer = Writer(self._language(), names, {*self._tensors, *self._numbers, "torch", "math", "frame"})
+        writer = Writer(
+            self._language(), given, {*self._tensors, *self._numbers, *RESERVED, "frame"}
+        )
         made = writer.write([r.value for r in results])
         lines += writer.lines
         for result, text in zip(results, made, strict=True):
             lines.append(f"{result.name} = {self._shaped(result, text)}")
         lines.append(f"return {', '.join(r.name for r in results)}")
-        parameters = [f"{n}: Tensor" for n in self._tensors] + [f"{n}: float" for n in self._numbers]
+        parameters = [f"{n}: Tensor" for n in self._tensors] + [
+            f"{n}: float" for n in self._numbers
+        ]
         if self._shape:
             parameters.insert(len(self._tensors), f"{self._shape}: list[int]")
         count = len(results)
         kind = "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"
         head = function("backward_reference", parameters, kind)
-        words = " and ".join(r.name.removeprefix("grad_") for r in results)
+        names = [r.name.removeprefix("grad_") for r in results]
+        words = " and ".join([", ".join(names[:-1]), names[-1]]) if names[1:] else names[0]
         doc = f'"""The gradient{"s" if count > 1 else ""} of {words}."""'
         return "\n".join([head, f"    {doc}", *(f"    {line}" for line in lines), ""])
 
@@ -78,7 +84,7 @@ class BackwardReference:
         )
 
     def _lacks_last(self, tensor: Input | Output) -> bool:
-        return bool(tensor.dims) and tensor.dims[-1] is not None or not tensor.dims
+        return (bool(tensor.dims) and tensor.dims[-1] is not None) or not tensor.dims
 
     def _where(self, mask: str, a: str, b: str) -> str:
         if all(t.lstrip("-").replace(".", "").isdigit() for t in (a, b)):
@@ -89,7 +95,7 @@ class BackwardReference:
 
     def _size(self, value: Value) -> str:
         if COLUMNS not in value.reduced:
-            return f"{self.like}[..., 0].numel()"
+            return f"math.prod({self.like}.shape[:-1])"
         return f"{self.like}.shape[-1]" if value.reduced == {COLUMNS} else f"{self.like}.numel()"
 
     def _reduce(self, value: Value, text: str) -> str:

@@ -58,6 +58,16 @@ inline Tensor between(const std::vector<int64_t>& shape, const Tensor& like) {
   return empty(shape, accumulator_dtype(like), like);
 }
 
+// x with a last dim of 1, so that it is broadcast to the columns.
+inline Tensor beside_columns(const Tensor& x) {
+  StableIValue stack[2] = {torch::stable::detail::from(x),
+                           torch::stable::detail::from(int64_t(-1))};
+  OPFORGE_CHECK(torch_call_dispatcher("aten::unsqueeze", "", stack, TORCH_ABI_VERSION) ==
+                    AOTI_TORCH_SUCCESS,
+                "opforge: unsqueeze failed");
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
 // x in that type, contiguous.
 inline Tensor widened(const Tensor& x) {
   if (dtype_code(x) == accumulator_dtype(x)) return contiguous(x);
