@@ -314,6 +314,8 @@ class _Translator:
         axes = [self._trace.symbols.get(n, "=") for n in names]
         if expr.is_Mul and not any(a.startswith("=") for a in axes):
             return maker.size(axes)
+        if type(expr).__name__ == "ToFloat":
+            return self._symbol(expr.args[0])
         folded = {
             "Add": "add",
             "Mul": "mul",
@@ -390,6 +392,8 @@ class _Translator:
         args = list(node.args)
         if name in _SAME or (name == "slice" and self._keeps_all(node)):
             return self._same(name, node)
+        if name == "slice_scatter" and self._replaces_all(node):
+            return self._value(args[1])
         if name in ("amin", *REDUCTIONS):
             return self._reduction(name, node)
         if name == "mean":
@@ -463,6 +467,12 @@ class _Translator:
         """Whether a slice is of a whole dim, as in x[:, None]."""
         source: Any = node.args[0]
         step = node.args[4] if len(node.args) > 4 else 1
+        return step == 1 and node.meta["val"].shape == source.meta["val"].shape
+
+    def _replaces_all(self, node: torch.fx.Node) -> bool:
+        """Whether a tensor is put in the place of a whole one."""
+        source: Any = node.args[1]
+        step = node.args[5] if len(node.args) > 5 else 1
         return step == 1 and node.meta["val"].shape == source.meta["val"].shape
 
     def _same(self, name: str, node: torch.fx.Node) -> Value:
