@@ -12,7 +12,7 @@ def adam_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     m2 = beta1 * m + (1 - beta1) * g
     v2 = beta2 * v + (1 - beta2) * g * g
-    p2 = p - lr * m2 / (v2.abs().sqrt() + eps)
+    p2 = p - lr * m2 / (torch.sqrt(torch.clamp(v2, min=0.01)) + eps)
     return p2, m2, v2
 
 

@@ -18,13 +18,18 @@ import opforge
 from opforge.new.folder import write_files
 from opforge.op import Make, as_tuple
 
-# Between them: all kinds of kernels, with several outputs, numbers and broadcast arguments.
+# Between them: all kinds of kernels, with numbers and broadcast arguments.
 BY_DAY = ("norm_relu", "mean_squared")
+# One of four by day, from each file.
+SOME = [
+    n if i % 4 == 0 else pytest.param(n, marks=pytest.mark.nightly) for i, n in enumerate(FORMULAS)
+]
 
 
-@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("name", SOME)
 def test_it_maps_and_the_gradient_is_autograd_s(name: str, tmp_path: Path) -> None:
     made = write(name, tmp_path)
+    _is_tidy(made.files)
     assert [f"{what}: {reason}" for what, reason in made.unmapped] == []
     assert len(made.kernels) == 2  # forward and backward
     module = ModuleType(name)
@@ -62,9 +67,7 @@ def _compare(op: Any, backward: Any, case: tuple[Any, ...]) -> None:
         torch.testing.assert_close(got, wanted, rtol=allowed, atol=allowed, equal_nan=True)
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-def test_the_files_are_short_and_tidy(name: str, tmp_path: Path) -> None:
-    files = write(name, tmp_path).files
+def _is_tidy(files: dict[str, str]) -> None:
     most = {"op.py": 160, "kernel.cuh": 300, "host.h": 100, "cuda.cu": 20, "cpu.cpp": 20}
     assert set(most) < set(files)
     for file, text in files.items():

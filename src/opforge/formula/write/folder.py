@@ -96,6 +96,8 @@ def _functions(
         leaves = save.given(graph, made.chosen.kept)
         backward = _function(f"{name}_backward", graph, graph.gradients, leaves, source, "Backward")
         host_function(backward, graph, name)
+        kinds = {k.kind for k in backward.grouping.kernels}
+        forward.has_rows = bool(kinds & {"rows", "columns"})
     except Unmapped as reason:
         made.unmapped.append(("the gradient", reason))
         return forward, None

@@ -27,6 +27,7 @@ class Function:
     grouping: Grouping
     structs: list[Struct | None]  # of each kernel
     tensors: dict[str, Input | Output]  # its tensor arguments, by name
+    has_rows: bool = False  # whether the backward needs a last dim
     shape: str = ""  # the argument with the shape of a whole result, where no tensor has it
 
     @property
@@ -118,8 +119,10 @@ class _HostWriter:
     def _needs_rows(self) -> bool:
         """Whether there must be a last dim."""
         kinds = {self._kind(t.value) for t in self._function.tensors.values()}
-        return bool(kinds & {"column", "row"}) or any(
-            k.kind != "elements" for k in self._function.grouping.kernels
+        return (
+            self._function.has_rows
+            or bool(kinds & {"column", "row"})
+            or any(k.kind != "elements" for k in self._function.grouping.kernels)
         )
 
     def _shape(self, result: Output) -> str:
