@@ -55,7 +55,7 @@ def sine_activation(x: Tensor, omega: float = 30.0) -> Tensor:
 
 
 def snake(x: Tensor, alpha: Tensor) -> Tensor:
-    return x + torch.sin(alpha * x) ** 2 / (alpha + 1e-6)
+    return x + torch.sin(alpha * x) ** 2 / (torch.abs(alpha) + 1.0)
 
 
 def lerp_rows(x: Tensor, other: Tensor, amount: Tensor) -> Tensor:

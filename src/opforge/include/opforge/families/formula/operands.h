@@ -62,9 +62,9 @@ inline Tensor between(const std::vector<int64_t>& shape, const Tensor& like) {
 inline Tensor beside_columns(const Tensor& x) {
   StableIValue stack[2] = {torch::stable::detail::from(x),
                            torch::stable::detail::from(int64_t(-1))};
-  OPFORGE_CHECK(torch_call_dispatcher("aten::unsqueeze", "", stack, TORCH_ABI_VERSION) ==
-                    AOTI_TORCH_SUCCESS,
-                "opforge: unsqueeze failed");
+  OPFORGE_CHECK(
+      torch_call_dispatcher("aten::unsqueeze", "", stack, TORCH_ABI_VERSION) == AOTI_TORCH_SUCCESS,
+      "opforge: unsqueeze failed");
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
