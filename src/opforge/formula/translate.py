@@ -466,13 +466,13 @@ class _Translator:
     def _keeps_all(self, node: torch.fx.Node) -> bool:
         """Whether a slice is of a whole dim, as in x[:, None]."""
         source: Any = node.args[0]
-        step = node.args[4] if len(node.args) > 4 else 1
+        step: Any = node.args[4] if len(node.args) > 4 else 1
         return step == 1 and bool(node.meta["val"].shape == source.meta["val"].shape)
 
     def _replaces_all(self, node: torch.fx.Node) -> bool:
         """Whether a tensor is put in the place of a whole one."""
         source: Any = node.args[1]
-        step = node.args[5] if len(node.args) > 5 else 1
+        step: Any = node.args[5] if len(node.args) > 5 else 1
         return step == 1 and bool(node.meta["val"].shape == source.meta["val"].shape)
 
     def _same(self, name: str, node: torch.fx.Node) -> Value:
