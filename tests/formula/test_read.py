@@ -51,6 +51,19 @@ def test_no_number_is_left_where_an_argument_or_a_size_was(function: object) -> 
         assert any(v.op == "size" for v in values)
 
 
+def whole_part(x: Tensor) -> Tensor:
+    return x * x.long().to(x.dtype)
+
+
+def is_there(x: Tensor) -> Tensor:
+    return x * x.bool()
+
+
+def test_a_conversion_that_loses_something_is_an_operation() -> None:
+    for function, op in ((whole_part, "trunc"), (is_there, "ne")):
+        assert op in [v.op for v in cone([o.value for o in graph_of(function).outputs])]
+
+
 def last_two(x: Tensor) -> Tensor:
     return x * x.mean(1, keepdim=True)
 

@@ -80,3 +80,7 @@ def polar(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def temperature(x: Tensor, scale: Tensor) -> Tensor:
     """The scale is a single number in a tensor."""
     return torch.tanh(x * scale)
+
+
+def log_gate(x: Tensor, up: Tensor) -> Tensor:
+    return F.logsigmoid(x) * up

@@ -47,3 +47,9 @@ def cosine(x: Tensor, other: Tensor) -> Tensor:
 def entropy(x: Tensor) -> Tensor:
     logs = torch.log_softmax(x, -1)
     return -(logs.exp() * logs).sum(-1)
+
+
+def min_max(x: Tensor) -> Tensor:
+    low = x.amin(-1, keepdim=True)
+    high = x.amax(-1, keepdim=True)
+    return (x - low) / (high - low + 1.0)

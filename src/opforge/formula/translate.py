@@ -74,6 +74,8 @@ _RENAMED = {
     **{op: op for op in ("add", "sub", "mul", "div", "neg", "pow", "where", *COMPARISONS)},
     **{op: op for op in FUNCTIONS},
 }
+# Whole numbers are counts of elements and the like, which float holds.
+_DTYPES = (torch.float32, torch.bool, torch.int64)
 _PYTHON = {
     operator.add: "add",
     operator.sub: "sub",
@@ -290,7 +292,7 @@ class _Translator:
             return self._values[source][node.args[1]]  # type: ignore[index]
         name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
         name = name.rstrip("_") if not name.startswith("_") else name
-        if isinstance(value, torch.Tensor) and value.dtype not in (torch.float32, torch.bool):
+        if isinstance(value, torch.Tensor) and value.dtype not in _DTYPES:
             raise Unmapped(f"a tensor of {value.dtype} ({name})")
         return self._operation(name, node)
 
@@ -480,7 +482,12 @@ class _Translator:
         x = self._value(node.args[0])
         if isinstance(node.meta.get("val"), torch.Tensor):
             self._dims(node)  # refuses reshapes that mix axes
-            if node.meta["val"].dtype == torch.float32 and x.is_bool:
+            dtype = node.meta["val"].dtype
+            if dtype == torch.int64 and not x.is_bool:
+                return self._maker.apply("trunc", x)
+            if dtype == torch.bool and not x.is_bool:
+                return self._maker.apply("ne", x, self._maker.constant(0))
+            if dtype != torch.bool and x.is_bool:
                 return self._maker.apply(
                     "where", x, self._maker.constant(1), self._maker.constant(0)
                 )
