@@ -54,8 +54,8 @@ def sine_activation(x: Tensor, omega: float = 30.0) -> Tensor:
     return torch.sin(omega * x)
 
 
-def snake(x: Tensor, alpha: Tensor) -> Tensor:
-    return x + torch.sin(alpha * x) ** 2 / (torch.abs(alpha) + 1.0)
+def bend(x: Tensor, alpha: Tensor) -> Tensor:
+    return x + torch.tanh(alpha * x) ** 2 / (alpha * alpha + 1.0)
 
 
 def lerp_rows(x: Tensor, other: Tensor, amount: Tensor) -> Tensor:

@@ -12,11 +12,11 @@ from opforge.formula.write import folder
 PLACE = Path(__file__).parents[1] / "formulas"
 # Every other argument is a matrix, or a vector along its columns if its name says so.
 EXAMPLES = {
+    "bend": "x: 64x32, alpha: 32",
     "gaussian": "x: 64x32, mean: 32",
     "lerp_rows": "x: 64x32, other: 64x32, amount: 64",
     "logistic_growth": "x: 64x32, rate: 32",
     "modulate": "x: 64x32, shift: 32, scale: 32",
-    "snake": "x: 64x32, alpha: 32",
     "temperature": "x: 64x32, scale: ()",
     "weight_standard": "x: 64x32, gain: 64",
 }

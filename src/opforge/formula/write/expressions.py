@@ -124,8 +124,8 @@ class Writer:
             return language.power(*map(self._typed, value.args)), _CALL
         if language.reduce is not None and op in ("sum", "amax"):
             return language.reduce(value, self.expression(value.args[0], _WEAK)[0]), _CALL
-        if op in language.with_numbers and value.args[1].on_host:
-            x, number = (self._typed(a) for a in value.args)
+        if op in language.with_numbers and any(a.on_host for a in value.args):
+            x, number = (self._typed(a) for a in sorted(value.args, key=lambda a: a.on_host))
             return language.with_numbers[op].format(x=x, number=number), _CALL
         arguments = ", ".join(self._typed(a) for a in value.args)
         return f"{language.function(op)}({arguments})", _CALL
