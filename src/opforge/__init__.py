@@ -18,6 +18,7 @@ _LAZY = {
     "Make": "opforge.op",
     "Op": "opforge.op",
     "PackageHeaders": "opforge.op",
+    "fuse": "opforge.formula.fuse",
     "inline": "opforge.interactive.inline",
     "load": "opforge.discover",
     "load_ipython_extension": "opforge.interactive.magic",

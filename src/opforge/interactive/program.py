@@ -48,6 +48,16 @@ def refusal(op: str, reason: str) -> str:
     return f"from opforge.errors import RecordError\n\nraise RecordError({text!r})\n"
 
 
+def copy(function: Callable[..., Any]) -> tuple[list[str], list[str]]:
+    """The imports and the statements of a program with a copy of a function. May raise Unwritable.
+
+    The function is the last statement, under its own name.
+    """
+    program = _Program()
+    program.value(function, function.__name__)
+    return program.imports(), program.statements()
+
+
 class _Program:
     def __init__(self) -> None:
         # The lines of imports, and what goes before what.
@@ -57,8 +67,15 @@ class _Program:
         self._written: dict[int, str] = {}  # functions by id -> their names
 
     def text(self) -> str:
-        imports = sorted(self._imports, key=lambda line: (self._imports[line], line))
-        return "\n".join([*imports, "", *self._statements])
+        return "\n".join([*self.imports(), "", *self._statements])
+
+    def imports(self) -> list[str]:
+        """Its imports, in order."""
+        return sorted(self._imports, key=lambda line: (self._imports[line], line))
+
+    def statements(self) -> list[str]:
+        """What follows them."""
+        return self._statements
 
     def value(self, value: Any, hint: str) -> str:
         """Source text for a value. Functions get a statement of their own, named like ``hint``."""

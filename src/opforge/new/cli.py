@@ -39,17 +39,48 @@ def new(
     force: Annotated[
         bool, typer.Option("--force", help="replace files of the same names that are there")
     ] = False,
+    origin: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="FILE:FUNCTION", help="write the kernels of a function's formula"
+        ),
+    ] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(help="for --from: shapes of its arguments, 'x: 4096x1024, weight: 1024'"),
+    ] = None,
+    save: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="for --from: tensors to keep for the backward"),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check/--no-check", help="for --from: run the quick check afterwards")
+    ] = True,
+    bench: Annotated[
+        bool, typer.Option("--bench", help="for --from: run the benchmark as well")
+    ] = False,
 ) -> None:
     """Write the folder of a new op that works, to be edited at the marked places.
 
     It builds, passes the check and can be timed at once. With --package, the folder is in a
     repository with tests, CI and all that a Python package needs.
 
+    With --from, it has the formula of a function in plain PyTorch, with kernels for it and its
+    gradients.
+
     Example: opforge new my_op --kind row
     """
     from opforge.errors import NewError
     from opforge.new import folder, repository, request
 
+    if origin is not None:
+        if package or op is not None or license is not None or schema is not None:
+            raise NewError("--from takes the op's arguments from the function: leave the rest out")
+        _make(name, origin, example, save, into, force, check, bench)
+        return
+    if example is not None or save is not None:
+        option = "--example" if example is not None else "--save"
+        raise NewError(f"{option} is for formulas: opforge new {name} --from FILE:FUNCTION")
     if package:
         wanted = repository.resolve(name, op, kind, schema, license or "none")
         files = repository.write(wanted, into, force)
@@ -59,6 +90,37 @@ def new(
         option = "--op" if op is not None else "--license"
         raise NewError(f"{option} is for packages: opforge new --package NAME {option} …")
     _say_op(into / name, folder.write(request.resolve(name, kind, schema), into, force))
+
+
+def _make(
+    name: str,
+    origin: str,
+    example: str | None,
+    save: str | None,
+    into: Path,
+    force: bool,
+    check: bool,
+    bench: bool,
+) -> None:
+    """Write the op of a formula, say what was chosen, and prove it."""
+    import subprocess
+    import sys
+
+    from opforge.formula.make import make
+    from opforge.terminal.output import console, say
+
+    out, place = console(), into / name
+    files, said = make(name, origin, example, save, into, force)
+    say(out, f"{place}/: {', '.join(file.name for file in files)}")
+    for line in said:
+        say(out, line)
+    commands = [["check", str(place)]] if check else []
+    commands += [["bench", str(place), "--backward"]] if bench else []
+    for command in commands:
+        say(out, f"\nopforge {' '.join(command)}")
+        done = subprocess.run([sys.executable, "-m", "opforge", *command], check=False)
+        if done.returncode:
+            raise typer.Exit(done.returncode)
 
 
 def _say_op(place: Path, files: list[Path]) -> None:

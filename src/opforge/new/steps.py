@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -96,7 +98,35 @@ def _step_of(mark: Mark) -> str:
 
 
 def _formula(look: _Look) -> Step:
+    if changed := _changed_origin(look.folder):
+        force = f"opforge new {look.op.name} --from {changed} --into {look.folder.parent} --force"
+        return Step("formula", "stale", f"{changed} has changed since it was written", force)
     return Step("formula", "done", look.op.schema)
+
+
+def _changed_origin(folder: Path) -> str:
+    """Where the formula is that the op was written from, if it is another by now."""
+    text = (folder / "op.py").read_text(encoding="utf-8")
+    found = re.search(r"^# From (.+):(\w+), digest (\w+)\.$", text, re.MULTILINE)
+    if found is None or not (folder / found[1]).is_file():
+        return ""
+    file = (folder / found[1]).resolve()
+    try:
+        same = function_digest(file, found[2]) == found[3]
+    except (SyntaxError, LookupError):
+        same = False
+    return "" if same else f"{file}:{found[2]}"
+
+
+def function_digest(file: Path, name: str) -> str:
+    """A digest of a function's source, as it is in a file. Raises LookupError without one."""
+    text = file.read_text(encoding="utf-8")
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return hashlib.sha256((ast.get_source_segment(text, node) or "").encode()).hexdigest()[
+                :12
+            ]
+    raise LookupError(name)
 
 
 def _cases(look: _Look) -> Step:

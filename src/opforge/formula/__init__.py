@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a function in plain PyTorch to the kernels of an op, forward and backward."""
