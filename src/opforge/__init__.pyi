@@ -11,6 +11,7 @@ from opforge import sim as sim
 from opforge import testing as testing
 from opforge.discover import load as load
 from opforge.discover import register_all as register_all
+from opforge.formula.fuse import fuse as fuse
 from opforge.interactive.inline import inline as inline
 from opforge.interactive.magic import load_ipython_extension as load_ipython_extension
 from opforge.op import Backward as Backward

@@ -157,6 +157,6 @@ def test_every_import_is_of_a_package_that_is_declared() -> None:
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 imported.add(str(node.module).partition(".")[0])
     known = {"torch", "typer", "rich", "platformdirs", "filelock", "packaging", "ninja"}
-    known |= {"jinja2", "tomli"}
+    known |= {"jinja2", "sympy", "tomli"}
     known |= {"opforge", "pytest", "cuda", *every_module()}
     assert imported - sys.stdlib_module_names <= known
