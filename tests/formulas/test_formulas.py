@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import inspect
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ import torch
 from formula_suite import FORMULAS, write
 
 import opforge
+from opforge import discover
+from opforge.build import compile
+from opforge.build.plan import plan_all
 from opforge.new.folder import write_files
 from opforge.op import Make, as_tuple
 
@@ -107,6 +111,16 @@ def test_the_kernels_agree_with_it(name: str, tmp_path: Path) -> None:
     op = opforge.load(tmp_path / name).__globals__["op"]
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
         _agrees(op, dtype)
+
+
+@pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
+@pytest.mark.parametrize(
+    "name", [n if n in BY_DAY[:1] else pytest.param(n, marks=pytest.mark.nightly) for n in FORMULAS]
+)
+def test_nvcc_compiles_it(name: str, tmp_path: Path) -> None:
+    write_files(tmp_path / name, write(name, tmp_path).files)
+    plans = plan_all(discover.load_folder(tmp_path / name).op, "cuda", "9.0")
+    assert len(compile.build(plans)) == len(plans)
 
 
 @pytest.mark.nightly

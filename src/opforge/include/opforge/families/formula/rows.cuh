@@ -80,7 +80,7 @@ struct RowResult {
 };
 
 // An array may be empty.
-constexpr int at_least_one(int n) { return n > 0 ? n : 1; }
+__host__ __device__ constexpr int at_least_one(int n) { return n > 0 ? n : 1; }
 
 template <class T, class F, int Wholes, int Columns, int RowsGiven, int Outs, int RowOuts>
 struct FormulaRows : WithoutParams {
