@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import keyword
 import re
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,9 @@ class Fused:
         return op(*(bound.arguments[n] for n in names))
 
     def _make(self, given: example.Example) -> tuple[Op, list[str]]:
-        name = re.sub(r"\W+", "_", self._source.name.lower()).strip("_") or "formula"
+        name = re.sub(r"\W+", "_", self._source.name.lower()).strip("_")
+        if keyword.iskeyword(name) or not name:  # of a lambda
+            name = "formula"
         if name in discover.builtin_names():
             name = f"fused_{name}"
         written = folder.write(name, self._source, given, into=cache.inline_root())

@@ -63,9 +63,8 @@ class Record:
         own = self.source.name
         if text.startswith(f"def {own}("):
             return text.replace(f"def {own}(", "def reference(", 1)
-        return re.sub(
-            rf"^{re.escape('_' + own) if own == '<lambda>' else own}\b", "reference", text
-        )
+        own = "_<lambda>" if own == "<lambda>" else own
+        return re.sub(rf"^{re.escape(own)}(?!\w)", "reference", text)
 
     def _imports(self, given: list[str], code: str) -> str:
         standard = {
