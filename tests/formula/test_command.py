@@ -96,6 +96,12 @@ def test_fuse_runs_the_kernels_of_the_formula_for_any_sizes(cache_dir: Path) -> 
     assert len(list(cache_dir.rglob("shrink-*/op.py"))) == 1
 
 
+def test_fuse_takes_a_lambda(cache_dir: Path) -> None:
+    soft_cap = opforge.fuse(lambda x, cap: cap * torch.tanh(x / cap))
+    x = torch.randn(4, 7)
+    torch.testing.assert_close(soft_cap(x, 3.0), 3.0 * torch.tanh(x / 3.0))
+
+
 def test_fuse_refuses_what_has_no_kernel(cache_dir: Path) -> None:
     with pytest.raises(FormulaError, match="running sums"):
         opforge.fuse(count)(torch.randn(3, 4))

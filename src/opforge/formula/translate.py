@@ -20,8 +20,6 @@ from opforge.errors import RecordError
 from opforge.formula.capture import Trace
 from opforge.formula.example import Example
 from opforge.formula.graph import (
-    COMPARISONS,
-    FUNCTIONS,
     REDUCTIONS,
     Graph,
     Input,
@@ -30,94 +28,9 @@ from opforge.formula.graph import (
     Unmapped,
     Value,
 )
+from opforge.formula.operations import DTYPES, PYTHON, REASONS, RENAMED, SAME
 from opforge.formula.source import Source
 from opforge.registration.schema import check_name
-
-_SAME = {
-    *[
-        "alias",
-        "detach",
-        "clone",
-        "contiguous",
-        "lift_fresh",
-        "view_of",
-        "_to_copy",
-        "convert_element_type",
-    ],
-    *[
-        "expand",
-        "expand_copy",
-        "unsqueeze",
-        "squeeze",
-        "permute",
-        "transpose",
-        "t",
-        "view",
-        "reshape",
-        "_unsafe_view",
-    ],
-    *["lift_fresh_copy", "alias_copy", "positive", "broadcast_in_dim"],
-}
-_RENAMED = {
-    "maximum": "maximum",
-    "minimum": "minimum",
-    "clamp_min": "maximum",
-    "clamp_max": "minimum",
-    "logical_and": "and",
-    "bitwise_and": "and",
-    "logical_or": "or",
-    "bitwise_or": "or",
-    "logical_not": "not",
-    "bitwise_not": "not",
-    "sgn": "sign",
-    "absolute": "abs",
-    **{op: op for op in ("add", "sub", "mul", "div", "neg", "pow", "where", *COMPARISONS)},
-    **{op: op for op in FUNCTIONS},
-}
-# Whole numbers are counts of elements and the like, which float holds.
-_DTYPES = (torch.float32, torch.bool, torch.int64)
-_PYTHON = {
-    operator.add: "add",
-    operator.sub: "sub",
-    operator.mul: "mul",
-    operator.truediv: "div",
-    operator.neg: "neg",
-    operator.pow: "pow",
-    math.sqrt: "sqrt",
-}
-_REASONS = {
-    "cumsum": "running sums",
-    "cumprod": "running products",
-    "gather": "a gather by index",
-    "scatter": "a scatter by index",
-    "index": "indexing by a tensor",
-    "embedding": "a lookup in a table",
-    "sort": "sorting",
-    "topk": "sorting",
-    "convolution": "a convolution",
-    "mm": "a matrix product",
-    "bmm": "a matrix product",
-    "addmm": "a matrix product",
-    "slice": "a part of a tensor",
-    "split": "a part of a tensor",
-    "split_with_sizes": "a part of a tensor",
-    "select": "a part of a tensor",
-    "cat": "tensors put together",
-    "constant_pad_nd": "padding",
-    "slice_scatter": "a part of a tensor",
-    "select_scatter": "a part of a tensor",
-    "native_dropout": "random numbers",
-    "inductor_random": "random numbers",
-    "rand": "random numbers",
-    "bernoulli": "random numbers",
-    "rand_like": "random numbers",
-    "argmax": "the place of the largest",
-    "iota": "numbers that count elements",
-    "arange": "numbers that count elements",
-    "prod": "a product over a dim",
-    "any": "any() over a dim",
-    "all": "all() over a dim",
-}
 
 
 def translate(source: Source, example: Example, trace: Trace) -> Graph:
@@ -281,8 +194,8 @@ class _Translator:
 
     def _made(self, node: torch.fx.Node) -> Any:
         value = node.meta.get("val")
-        if node.target in _PYTHON:
-            return self._maker.apply(_PYTHON[node.target], *map(self._operand, node.args))
+        if node.target in PYTHON:
+            return self._maker.apply(PYTHON[node.target], *map(self._operand, node.args))
         if isinstance(value, (torch.SymInt, torch.SymFloat)):
             return self._symbol(value.node.expr)
         if node.target is operator.getitem:
@@ -292,7 +205,7 @@ class _Translator:
             return self._values[source][node.args[1]]  # type: ignore[index]
         name = getattr(node.target, "__name__", str(node.target)).split(".")[0]
         name = name.rstrip("_") if not name.startswith("_") else name
-        if isinstance(value, torch.Tensor) and value.dtype not in _DTYPES:
+        if isinstance(value, torch.Tensor) and value.dtype not in DTYPES:
             raise Unmapped(f"a tensor of {value.dtype} ({name})")
         return self._operation(name, node)
 
@@ -392,7 +305,7 @@ class _Translator:
 
     def _operation(self, name: str, node: torch.fx.Node) -> Any:
         args = list(node.args)
-        if name in _SAME or (name == "slice" and self._keeps_all(node)):
+        if name in SAME or (name == "slice" and self._keeps_all(node)):
             return self._same(name, node)
         if name == "slice_scatter" and self._replaces_all(node):
             return self._value(args[1])
@@ -444,10 +357,10 @@ class _Translator:
         if name == "fma":
             a, b, c = map(self._operand, args[:3])
             return apply("add", apply("mul", a, b), c)
-        if name not in _RENAMED:
-            what = _REASONS.get(name.removesuffix("_backward"), "")
+        if name not in RENAMED:
+            what = REASONS.get(name.removesuffix("_backward"), "")
             raise Unmapped(f"{what} ({name})" if what else f"the operation {name}")
-        return apply(_RENAMED[name], *(self._operand(a) for a in args if a is not None))
+        return apply(RENAMED[name], *(self._operand(a) for a in args if a is not None))
 
     def _operand(self, node: Any) -> Value:
         if isinstance(node, float):

@@ -40,11 +40,7 @@ void each_value(const Tensor& out, const F& f, const In&... in) {
   if (out.numel() == 0) return;
   const std::array<Tensor, N> wide = {widened(in)...};
   const Tensor made = between(shape_of(out), out);
-  Layout<N + 1> layout;
-  layout.rank = 1;
-  layout.size[0] = out.numel();
-  layout.stride[0][0] = 1;
-  for (int k = 0; k < N; ++k) layout.stride[k + 1][0] = wide[k].numel() == 1 ? 0 : 1;
+  const auto layout = layout_of_values(out, wide);
   const auto run = [&]<class A>(Type<A>) {
     [&]<size_t... K>(std::index_sequence<K...>) {
       const A* const from[N] = {data<A>(wide[K])...};

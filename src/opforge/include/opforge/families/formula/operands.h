@@ -76,6 +76,17 @@ inline Tensor widened(const Tensor& x) {
   return copy;
 }
 
+// The layout of a result and of values for it: each has as many elements, contiguous, or one.
+template <size_t N>
+Layout<int(N) + 1> layout_of_values(const Tensor& out, const std::array<Tensor, N>& values) {
+  Layout<int(N) + 1> layout;
+  layout.rank = 1;
+  layout.size[0] = out.numel();
+  layout.stride[0][0] = 1;
+  for (size_t k = 0; k < N; ++k) layout.stride[k + 1][0] = values[k].numel() == 1 ? 0 : 1;
+  return layout;
+}
+
 inline void check_alike(const char* op, const Tensor& x, const Tensor& other) {
   OPFORGE_CHECK(same_device(x, other), op, ": the tensors are on different devices");
   OPFORGE_CHECK(dtype_code(x) == dtype_code(other), op, ": the tensors differ in dtype");
